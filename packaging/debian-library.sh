@@ -5,10 +5,10 @@
 #   libnetmem-dev_VERSION-1_ARCHITECTURE.deb  the headers, libnetmem.so, libnetmem.a, netmem.pc, the
 #                                             example programs
 #
-# The first has the number of the SONAME in its name, so that a library with another binary interface
-# can be installed beside it. BUILT is the folder in which cargo has built netmem-capi, such as
-# target/release, on the oldest Debian that the packages are for: they depend on the C library that was
-# linked to. Needs dpkg-dev, binutils, jq and cargo.
+# The first has the number of the SONAME in its name, so that a library with another binary
+# interface can be installed beside it. BUILT is the folder in which cargo has built netmem-capi,
+# such as target/release, on the oldest Debian that the packages are for: they depend on the C
+# library that was linked to. Needs dpkg-dev, binutils, jq and cargo.
 set -euo pipefail
 
 built=$(realpath "${1:?usage: debian-library.sh BUILT DIR}")
@@ -42,8 +42,8 @@ doc=usr/share/doc
 mkdir -p "$lib/$doc/$name" "$dev/$doc/libnetmem-dev/examples"
 install -m644 crates/capi/README.md "$dev/$doc/libnetmem-dev"
 install -m644 crates/capi/c/*.c crates/capi/c/*.cpp "$dev/$doc/libnetmem-dev/examples"
-# Which crates are linked in depends on the architecture. Packages of several ones have only files with
-# other names, or with the same contents.
+# Which crates are linked in depends on the architecture. Packages of several ones have only files
+# with other names, or with the same contents.
 linked netmem-capi "$soname and libnetmem.a" | gzip -9n > "$lib/$doc/$name/libraries.$architecture.gz"
 for package in "$name" libnetmem-dev; do
     folder=$work/$package/$doc/$package

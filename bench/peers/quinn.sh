@@ -76,8 +76,8 @@ serve() {
     await server '^serves'
 }
 
-# keep NAME CLIENT_LINE SERVER_LINE: milliseconds of CPU time a gigabyte of the server, of both ends,
-# and gigabits a second.
+# keep NAME CLIENT_LINE SERVER_LINE: milliseconds of CPU time a gigabyte of the server, of both
+# ends, and gigabits a second.
 keep() {
     awk '$1 == "client" { bytes = $3; client = $5; us = $8; lost = $10 } $1 == "server" { server = $5 }
         END { if (!(bytes > 0 && client > 0 && server > 0)) exit 1

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# install.sh PREFIX [LIBDIR]: builds the C library and installs it below PREFIX: LIBDIR/libnetmem.so.0
-# (with its links) and libnetmem.a, include/netmem.h and netmem.hpp, LIBDIR/pkgconfig/netmem.pc.
-# LIBDIR is relative to PREFIX: lib. With DESTDIR in the environment, all is written below DESTDIR, for
-# a package of PREFIX. With BUILT, a folder of cargo's such as target/release, nothing is built. Paths
-# are relative to the folder in which the caller is.
+# install.sh PREFIX [LIBDIR]: builds the C library and installs it below PREFIX:
+# LIBDIR/libnetmem.so.0 (with its links) and libnetmem.a, include/netmem.h and netmem.hpp,
+# LIBDIR/pkgconfig/netmem.pc. LIBDIR is relative to PREFIX: lib. With DESTDIR in the environment,
+# all is written below DESTDIR, for a package of PREFIX. With BUILT, a folder of cargo's such as
+# target/release, nothing is built. Paths are relative to the folder in which the caller is.
 # install.sh --header: writes include/netmem.h anew, by cbindgen.
 set -euo pipefail
 here=$PWD
@@ -15,7 +15,7 @@ if [[ ${1:-} == --header ]]; then
     cbindgen --config cbindgen.toml --crate netmem-capi --output include/netmem.h
     exit
 fi
-[[ ($# == 1 || $# == 2) && $1 != -* && ${2:-lib} != /* ]] || { sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+[[ ($# == 1 || $# == 2) && $1 != -* && ${2:-lib} != /* ]] || { sed -n '2,7s/^# //p' install.sh >&2; exit 2; }
 prefix=$(cd "$here" && realpath -m "$1")
 libdir=${2:-lib}
 to=$DESTDIR$prefix

@@ -1,6 +1,6 @@
 #!/bin/sh
-# One rank of a measurement between hosts, for mpirun, srun and Kubernetes: rank 0 drives, the others are
-# agents, which end when it does. Its arguments are those of `netmem perf --to`.
+# One rank of a measurement between hosts, for mpirun, srun and Kubernetes: rank 0 drives, the
+# others are agents, which end when it does. Its arguments are those of `netmem perf --to`.
 #
 #     NETMEM_HOSTS   names or addresses of the hosts, in the order of ranks, separated by commas
 #     NETMEM_KEY     the file of the key that all share: (umask 077; openssl rand -hex 32 > FILE)

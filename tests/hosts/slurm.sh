@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# `srun -n 2` with packaging/hosts/rank.sh, on two nodes of Slurm that are this machine: a controller and
-# two daemons, without systemd. By hand, as root: it needs Debian's slurmctld, slurmd, slurm-client and
-# munge, and the hierarchies of cgroups v1. Starts munged if none runs, and ends what it has started.
-# Env: NETMEM (the command). Arguments: those of `netmem perf --to`.
+# `srun -n 2` with packaging/hosts/rank.sh, on two nodes of Slurm that are this machine: a
+# controller and two daemons, without systemd. By hand, as root: it needs Debian's slurmctld,
+# slurmd, slurm-client and munge, and the hierarchies of cgroups v1. Starts munged if none runs, and
+# ends what it has started. Env: NETMEM (the command). Arguments: those of `netmem perf --to`.
 set -euo pipefail
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PATH=$PATH:/usr/sbin:/sbin

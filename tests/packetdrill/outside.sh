@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# outside.sh: makes a project outside of the tree, whose object has the source of examples/smoltcp and depends on netmem-packetdrill, and
-# runs packetdrill's scripts on it (run.py).
+# outside.sh: makes a project outside of the tree, whose object has the source of examples/smoltcp
+# and depends on netmem-packetdrill, and runs packetdrill's scripts on it (run.py).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 here=$PWD

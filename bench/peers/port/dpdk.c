@@ -6,14 +6,17 @@
 //
 // `receive` takes bursts of packets. With `read` it reads the first 16 bytes of each packet, with `count` it reads none. It gives
 // all packets of a burst back to their pool at once. With `echo` it exchanges the Ethernet addresses of each packet and sends the burst back;
-// packets that the port does not take go back to the pool. With `transmit` it receives none: it allocates a burst, writes a frame of 60
-// bytes into each packet, and sends the burst. The last line of its output is
+// packets that the port does not take go back to the pool. With `transmit` it receives none: it
+// allocates a burst, writes a frame of 60 bytes into each packet, and sends the burst. The last
+// line of its output is
 //
 //   packets 12345678 elapsed_ns 2000000000 busy_ns 1500000000 preempted 3 idle_ns 400000000 begin_ns 987654321 ran_ns 1990000000
 //
-// Packets of echo and transmit are those that the port has taken. idle_ns is the time of polls that found nothing and were not interrupted: that took
-// less than 1 us (as in `meter.rs`). begin_ns is CLOCK_MONOTONIC when the count began. ran_ns is the time for which the thread had
-// its CPU; the seconds of the arguments are of this time, so that a receiver that is stopped between its turns receives as long.
+// Packets of echo and transmit are those that the port has taken. idle_ns is the time of polls that
+// found nothing and were not interrupted: that took less than 1 us (as in `meter.rs`). begin_ns is
+// CLOCK_MONOTONIC when the count began. ran_ns is the time for which the thread had its CPU; the
+// seconds of the arguments are of this time, so that a receiver that is stopped between its turns
+// receives as long.
 //
 // busy_ns is the receiver's own time. Time stamps are taken immediately before each rte_eth_rx_burst and after the packets were
 // freed. Polls that found nothing do not count. A poll that took longer than 50 us is compared with the thread's CPU clock, so that
@@ -40,7 +43,8 @@
 #include <rte_prefetch.h>
 
 enum { CACHE = 512, MOST = 256, LONG_NS = 50000, LOOK = 200, IDLE_NS = 1000 };
-// What is done with a packet before it goes back to its pool; with ECHO, it goes back to the port; with TRANSMIT, it comes from the pool.
+// What is done with a packet before it goes back to its pool; with ECHO, it goes back to the port;
+// with TRANSMIT, it comes from the pool.
 enum work { COUNT, READ, ECHO, TRANSMIT };
 
 static volatile sig_atomic_t stopped;

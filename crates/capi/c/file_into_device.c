@@ -5,8 +5,8 @@
  *                                                              netmem_devmem_stream_send(offset, length)
  *
  * No call of this program maps the memory. A file ends where its sender ends the stream (`nc -N`).
- * Its checksum is computed from bytes that are copied out, and it is sent back from where it is. The
- * pages are returned on a second thread, when standard input ends.
+ * Its checksum is computed from bytes that are copied out, and it is sent back from where it is.
+ * The pages are returned on a second thread, when standard input ends.
  *
  * Usage: file_into_device SOCKET ADDRESS/LENGTH MEGABYTES FILES [GPU]. SOCKET is that of
  * `netmem device --listen`. With the number of an NVIDIA GPU the memory is of that GPU, and the

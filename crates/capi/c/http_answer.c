@@ -314,8 +314,8 @@ int main(int argc, char **argv) {
     netmem_endpoint local;
     memset(&local, 0, sizeof local);
     local.port = PORT;
-    /* A silent or an idle peer does not stay for ever. A peer that sends a byte now and then does: a
-     * server that is open to all needs a deadline for each request, too. */
+    /* A silent or an idle peer does not stay for ever. A peer that sends a byte now and then does:
+     * a server that is open to all needs a deadline for each request, too. */
     netmem_tcp_options of_clients;
     memset(&of_clients, 0, sizeof of_clients);
     of_clients.size = sizeof of_clients;

@@ -5,8 +5,8 @@
  *   packet_counter listen SOCKET    is the device: counts what a virtual machine sends, for instance
  *                                   QEMU with `-chardev socket,id=c,path=SOCKET -netdev vhost-user,chardev=c`
  *
- * No privilege is needed. Ends with standard input, or when the device that it has connected to is gone,
- * and prints what was received and lost. */
+ * No privilege is needed. Ends with standard input, or when the device that it has connected to is
+ * gone, and prints what was received and lost. */
 #define _POSIX_C_SOURCE 200809L
 #include <netmem.h>
 #include <poll.h>

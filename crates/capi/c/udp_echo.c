@@ -79,8 +79,9 @@ static bool input_goes_on(int rx, int tx, int timeout) {
 static bool wait_for_frames(netmem_xsk_rx *rx, netmem_xsk_tx *tx) {
     bool rx_sleeps, tx_sleeps;
     check(netmem_xsk_rx_arm(rx, &rx_sleeps), "a wait for frames");
-    /* This tells the kernel again of answers that it has not sent. If it still does not send them, for
-     * instance because memory is short, nothing wakes this thread: it tries again in a millisecond. */
+    /* This tells the kernel again of answers that it has not sent. If it still does not send them,
+     * for instance because memory is short, nothing wakes this thread: it tries again in a
+     * millisecond. */
     check(netmem_xsk_tx_arm(tx, &tx_sleeps), "a wait for completions");
     int timeout = !rx_sleeps ? 0 : !tx_sleeps ? 1 : -1;
     bool goes_on = input_goes_on(netmem_xsk_rx_fd(rx), netmem_xsk_tx_fd(tx), timeout);

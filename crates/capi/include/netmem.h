@@ -24,8 +24,8 @@
  *   netmem_xdp_program     any thread, several at a time; closed once
  *   netmem_xsk_grant       any thread, several at a time; closed once
  *   netmem_xsk_rx          one thread, the first that uses it, until it is closed
- *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be another
- *                          than that of its netmem_xsk_rx
+ *   netmem_xsk_tx          one thread, the first that uses it, until it is closed; it may be
+ *                          another than that of its netmem_xsk_rx
  *   netmem_stack           the thread that opened it, until it is closed
  *   netmem_tcp_listener,   the thread of the stack
  *   netmem_tcp
@@ -34,8 +34,8 @@
  *   netmem_devmem_returner any thread, several at a time; closed once
  *   netmem_virtio_net      any thread, several at a time; closed once
  *   netmem_virtio_rx       one thread, the first that uses it, until it is closed
- *   netmem_virtio_tx       one thread, the first that uses it, until it is closed; it may be another
- *                          than that of its netmem_virtio_rx
+ *   netmem_virtio_tx       one thread, the first that uses it, until it is closed; it may be
+ *                          another than that of its netmem_virtio_rx
  *   netmem_virtio_device   one thread, the first that moves frames or arms, until it is closed;
  *                          before that, and not at the same time, any thread makes it listen or
  *                          serve
@@ -57,12 +57,12 @@
  *   streams on a second thread
  *   tokens of another stream                     ignored, and counted by the stream that they were
  *                                                returned to
- *   tokens that were returned before             the same, if the stream has not received into their
- *                                                pages again; otherwise those later pages are
+ *   tokens that were returned before             the same, if the stream has not received into
+ *                                                their pages again; otherwise those later pages are
  *                                                returned, and the device writes to them
- *   reading or writing bytes of device memory    undefined: the device writes a page after its token
- *   whose tokens were returned, or that are      was returned, and reads a range until it is reported
- *   being sent
+ *   reading or writing bytes of device memory    undefined: the device writes a page after its
+ *   whose tokens were returned, or that are      token was returned, and reads a range until it is
+ *   being sent                                   reported
  *   closing device memory under a stack          the stack receives into the pages that are posted,
  *                                                and then no more payload
  *   release of an empty fragment                 nothing happens: release empties the variable
@@ -97,7 +97,8 @@
  *   netmem_virtio_tx
  *   reading a fragment of a netmem_virtio_rx     its bytes can change between two reads: the device
  *   twice                                        has the page. Copy what is checked and then used
- *   a front end without kick descriptors         netmem_virtio_device_arm: no sleep while it is served
+ *   a front end without kick descriptors         netmem_virtio_device_arm: no sleep while it is
+ *                                                served
  *   a callback that throws, or jumps out         the process aborts
  *
  * Callbacks: each type of callback states on which thread it runs, and what it may call. */
@@ -187,8 +188,8 @@ typedef enum netmem_status {
   // The library panicked. It is a defect of the library: report it with the text.
   NETMEM_ERR_PANIC = 13,
   // The queue or the stack has stopped, and neither receives nor sends any more: its interface,
-  // device or tap is gone, or a wrong value was written to a ring. Close it; a virtio queue can be
-  // reconnected.
+  // device or tap is gone, or a wrong value was written to a ring. Close it; a virtio queue can
+  // be reconnected.
   NETMEM_ERR_STOPPED = 14,
   // The queue will never send this frame, or the connection this fragment.
   NETMEM_ERR_UNSENDABLE = 15,
@@ -404,8 +405,8 @@ typedef struct netmem_devmem_stream_stats {
   uint64_t held;
   // tokens returned that are in no memory of the stack's streams: ignored
   uint64_t unknown_tokens;
-  // tokens returned that the stream does not hold, such as one that was returned twice before its
-  // page was received into again: ignored
+  // tokens returned that the stream does not hold, such as one that was returned twice before
+  // its page was received into again: ignored
   uint64_t excess_tokens;
   // segments dropped since the last that was received, because the device verified no checksum
   uint64_t unverified;
@@ -718,9 +719,9 @@ typedef struct netmem_virtio_options {
   // Zero.
   uint8_t reserved[2];
   // A driver whose memory this one uses, too: each sends what the other has received, without a
-  // copy. Its `pages` are for the queues of both, and `pages` and `lock` are 0 here. Null: memory
-  // of its own. Warning: both devices then have the memory of both drivers. Each can read and
-  // change the frames of the other.
+  // copy. Its `pages` are for the queues of both, and `pages` and `lock` are 0 here. Null:
+  // memory of its own. Warning: both devices then have the memory of both drivers. Each can read
+  // and change the frames of the other.
   const struct netmem_virtio_net *share;
 } netmem_virtio_options;
 
@@ -1032,9 +1033,9 @@ bool netmem_percpu_ref_is_dying(const struct netmem_percpu_ref *count);
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_STATE (it has holders; it stays).
 enum netmem_status netmem_percpu_ref_destroy(struct netmem_percpu_ref *count);
 
-// Allocates `bytes` bytes of host memory in the place of a device's, a multiple of 4096: for tests,
-// and for machines without such a device. It is a file in memory, whose pages the kernel allocates
-// when the device writes to them, and this process does not map it.
+// Allocates `bytes` bytes of host memory in the place of a device's, a multiple of 4096: for
+// tests, and for machines without such a device. It is a file in memory, whose pages the kernel
+// allocates when the device writes to them, and this process does not map it.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (bytes), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_devmem_create(size_t bytes, struct netmem_devmem **memory);
@@ -1072,8 +1073,8 @@ enum netmem_status netmem_devmem_read(const struct netmem_devmem *memory,
 
 // Copies bytes of the host to device memory, as netmem_devmem_read does the other way.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_RANGE, NETMEM_ERR_UNSUPPORTED (a dma-buf),
-// NETMEM_ERR_SYSTEM.
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_RANGE, NETMEM_ERR_UNSUPPORTED (a
+// dma-buf), NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_devmem_write(const struct netmem_devmem *memory,
                                        uint64_t offset,
                                        const void *from,
@@ -1097,17 +1098,17 @@ enum netmem_status netmem_devmem_get_stats(const struct netmem_devmem *memory,
                                            struct netmem_devmem_stats *stats);
 
 // Gives up the handle, and unbinds the memory: no more pages of it are posted to a device, and no
-// new range is sent. Pages that streams hold stay valid until their tokens are returned, and ranges
-// in flight are sent. The memory is released after the last of them, on a thread of the library.
-// Close the stacks first: a stack whose memory was closed receives into the pages that are posted,
-// and then no more payload.
+// new range is sent. Pages that streams hold stay valid until their tokens are returned, and
+// ranges in flight are sent. The memory is released after the last of them, on a thread of the
+// library. Close the stacks first: a stack whose memory was closed receives into the pages that
+// are posted, and then no more payload.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 enum netmem_status netmem_devmem_close(struct netmem_devmem *memory);
 
-// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives and
-// while other threads return. `returned` gets how many pages were; it may be null. Extents in host
-// memory are left out. Tokens that the stream does not hold are ignored, and counted by
+// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives
+// and while other threads return. `returned` gets how many pages were; it may be null. Extents in
+// host memory are left out. Tokens that the stream does not hold are ignored, and counted by
 // netmem_devmem_stream_get_stats: those of another stream, and those that were returned before.
 //
 // The variables stay as they are: do not pass an extent twice. If the stream has received into its
@@ -1138,28 +1139,29 @@ enum netmem_status netmem_devmem_returner_close(struct netmem_devmem_returner *r
 // when netmem_devmem_stack_fd is readable, after netmem_devmem_stack_timeout, and after calls that
 // send.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (address,
-// MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
-// NETMEM_ERR_PRIVILEGE (the socket's file), NETMEM_ERR_UNSUPPORTED (a device that cannot receive into
-// device memory), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (also: the device has refused the memory).
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT
+// (address, MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
+// NETMEM_ERR_PRIVILEGE (the socket's file), NETMEM_ERR_UNSUPPORTED (a device that cannot receive
+// into device memory), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (also: the device has refused the
+// memory).
 enum netmem_status netmem_devmem_stack_open(const struct netmem_devmem *memory,
                                             const struct netmem_devmem_stack_options *options,
                                             struct netmem_devmem_stack **stack);
 
 // Does all work that is due: receives, fires timers, sends, and collects what the device has
-// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a text
-// for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll without
-// work asks for that, at most once a millisecond, by a system call.
+// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a
+// text for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll
+// without work asks for that, at most once a millisecond, by a system call.
 size_t netmem_devmem_stack_poll(struct netmem_devmem_stack *stack);
 
-// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout of
-// poll: -1 if it need not be. 0 with a text for misuse.
+// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout
+// of poll: -1 if it need not be. 0 with a text for misuse.
 int32_t netmem_devmem_stack_timeout(const struct netmem_devmem_stack *stack);
 
 // The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
-// netmem_devmem_stack_arm when frames have arrived, the device is gone, or tokens were returned for
-// which a peer waits. It is the stack's, and the same until it is closed. Never read, write or close
-// it. -1 with a text for misuse.
+// netmem_devmem_stack_arm when frames have arrived, the device is gone, or tokens were returned
+// for which a peer waits. It is the stack's, and the same until it is closed. Never read, write or
+// close it. -1 with a text for misuse.
 int32_t netmem_devmem_stack_fd(const struct netmem_devmem_stack *stack);
 
 // Asks for a wake-up, and writes to `waits` whether to sleep: false if there is work already. A
@@ -1201,8 +1203,8 @@ enum netmem_status netmem_devmem_stack_get_stats(struct netmem_devmem_stack *sta
 // that are still open have NETMEM_ERR_CLOSED from now on, and are closed as before. The memory
 // can be given to another stack.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD. NETMEM_ERR_STOPPED: the device was
-// gone before all was sent; the stack is closed.
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD. NETMEM_ERR_STOPPED: the device
+// was gone before all was sent; the stack is closed.
 enum netmem_status netmem_devmem_stack_close(struct netmem_devmem_stack *stack,
                                              uint32_t milliseconds);
 
@@ -1235,9 +1237,9 @@ enum netmem_status netmem_devmem_stream_receive(struct netmem_devmem_stream *str
                                                 size_t *received,
                                                 bool *ended);
 
-// Copies bytes of received extents that are in host memory, in their order, and releases them. They
-// are there if the device does not split frames behind the headers exactly. `done` gets how many
-// were copied, less than `length` if there are no more.
+// Copies bytes of received extents that are in host memory, in their order, and releases them.
+// They are there if the device does not split frames behind the headers exactly. `done` gets how
+// many were copied, less than `length` if there are no more.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_devmem_stream_read(struct netmem_devmem_stream *stream,
@@ -1245,16 +1247,17 @@ enum netmem_status netmem_devmem_stream_read(struct netmem_devmem_stream *stream
                                              size_t length,
                                              size_t *done);
 
-// Sends `length` bytes of device memory from `offset` on, of any length below 1 GiB, without a copy
-// in this process. They must not change until netmem_devmem_stream_sent reports the range. `more`:
-// the next range follows soon, and a segment may wait for it. `accepted` gets false if the send
-// buffer is full; poll the stack, and try again.
+// Sends `length` bytes of device memory from `offset` on, of any length below 1 GiB, without a
+// copy in this process. They must not change until netmem_devmem_stream_sent reports the range.
+// `more`: the next range follows soon, and a segment may wait for it. `accepted` gets false if the
+// send buffer is full; poll the stack, and try again.
 //
 // Ranges are numbered from 0 on, in the order in which the stream has accepted them.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_RANGE (also a length of
-// 0), NETMEM_ERR_SHUT_DOWN, those of a connection that has ended (netmem_devmem_stream_receive),
-// NETMEM_ERR_UNSUPPORTED (the device does not have this memory, or the peer is this host).
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_RANGE (also a length
+// of 0), NETMEM_ERR_SHUT_DOWN, those of a connection that has ended
+// (netmem_devmem_stream_receive), NETMEM_ERR_UNSUPPORTED (the device does not have this memory, or
+// the peer is this host).
 enum netmem_status netmem_devmem_stream_send(struct netmem_devmem_stream *stream,
                                              const struct netmem_devmem *memory,
                                              uint64_t offset,
@@ -1263,8 +1266,8 @@ enum netmem_status netmem_devmem_stream_send(struct netmem_devmem_stream *stream
                                              bool *accepted);
 
 // How many ranges of netmem_devmem_stream_send may be used again, of those that no call has
-// reported: the peer has acknowledged them or the connection has ended, and the device reads them no
-// more. Up to `n` of their numbers are written to `ranges`, and their number to `done`.
+// reported: the peer has acknowledged them or the connection has ended, and the device reads them
+// no more. Up to `n` of their numbers are written to `ranges`, and their number to `done`.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_devmem_stream_sent(struct netmem_devmem_stream *stream,
@@ -1301,8 +1304,8 @@ enum netmem_status netmem_devmem_stream_get_stats(struct netmem_devmem_stream *s
                                                   struct netmem_devmem_stream_stats *stats);
 
 // Closes the connection: what was sent is still delivered while the stack is polled. Payload that
-// was not received is dropped, and the peer learns it by a reset. Tokens that were not returned are
-// returned when the last returner is closed, too.
+// was not received is dropped, and the peer learns it by a reset. Tokens that were not returned
+// are returned when the last returner is closed, too.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_devmem_stream_close(struct netmem_devmem_stream *stream);
@@ -1655,9 +1658,9 @@ enum netmem_status netmem_stack_open_tap(const struct netmem_stack_options *opti
 // stack's: `rx` and `tx` are closed handles then. Frames for the addresses are to be redirected to
 // `rx` by an XDP program, with a rule for each address (netmem_xdp_rule.address), before or after
 // this call. The thread is in the interface's network namespace. Connections arrive only by the
-// queues of the interface that are redirected. The stack has the Ethernet address of the interface,
-// and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem` is that of the
-// queues, and its handle may be closed afterwards.
+// queues of the interface that are redirected. The stack has the Ethernet address of the
+// interface, and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem`
+// is that of the queues, and its handle may be closed afterwards.
 //
 // The interface is to have no segmentation offloads for received frames (ethtool -K NAME gro off
 // lro off), and the peer of a veth no checksum and segmentation offloads.
@@ -1717,10 +1720,10 @@ enum netmem_status netmem_stack_arm(struct netmem_stack *stack, int64_t *nanosec
 void netmem_stack_disarm(struct netmem_stack *stack);
 
 // Allocates up to `n` whole pages to send from, and returns how many: fewer only if the program
-// holds, or sends, all pages that the stack has for this, which are 2048 on a tap. No event reports
-// that one has returned: try again after each netmem_stack_poll that did work. The variables are
-// not read. Write them before the first netmem_tcp_send. A page that was sent returns when the peer
-// has acknowledged it.
+// holds, or sends, all pages that the stack has for this, which are 2048 on a tap. No event
+// reports that one has returned: try again after each netmem_stack_poll that did work. The
+// variables are not read. Write them before the first netmem_tcp_send. A page that was sent
+// returns when the peer has acknowledged it.
 //
 // Returns 0 with a text for misuse.
 size_t netmem_stack_alloc(struct netmem_stack *stack, struct netmem_frag *frags, size_t n);
@@ -1768,8 +1771,8 @@ const char *netmem_status_name(int32_t status);
 //
 // The region needs the pages that the caller holds, and in each direction those of frames that
 // wait. Frames of the guest hold up to 256 pages, and those of one frame more: at most 256 parts,
-// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait for
-// the guest, each in one page of the region at most.
+// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait
+// for the guest, each in one page of the region at most.
 //
 // The guest and its front end (the virtual machine monitor) are not trusted. What they write to
 // rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
@@ -1798,8 +1801,8 @@ enum netmem_status netmem_virtio_device_listen(const struct netmem_virtio_device
 // socket meanwhile wait.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`fd` is no
-// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago: the
-// device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
+// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago:
+// the device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_virtio_device_serve(const struct netmem_virtio_device *device,
                                               int32_t fd);
 
@@ -1817,8 +1820,8 @@ enum netmem_status netmem_virtio_device_check(const struct netmem_virtio_device 
 // hold is to be released before.
 //
 // The rules of `flags` are those of netmem_xsk_rx_receive, but that a frame which does not fit one
-// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
-// segments. Those that are longer than a page are rare: a guest with an MTU of more.
+// page of the region is dropped without flags, and counted. Frames have whole checksums, and are
+// no segments. Those that are longer than a page are rare: a guest with an MTU of more.
 //
 // Two copies of each frame: out of the guest's memory, and into the page. No system call, unless
 // the guest waits for an interrupt.
@@ -1831,12 +1834,12 @@ enum netmem_status netmem_virtio_device_receive(struct netmem_virtio_device *dev
                                                 size_t n,
                                                 size_t *received);
 
-// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
-// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
-// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
-// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: netmem_virtio_device_receive
-// delivers them, then send the rest. If the guest posts no buffers, send it later or release it.
-// With an error, the first of them is of the frame that caused it.
+// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The
+// next netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many
+// were queued: whole frames, in order. Their variables are empty. The other fragments stay with
+// the caller. With NETMEM_OK they are fewer than `n` if 256 frames wait:
+// netmem_virtio_device_receive delivers them, then send the rest. If the guest posts no buffers,
+// send it later or release it. With an error, the first of them is of the frame that caused it.
 //
 // Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 // a fragment says that the frame goes on in the next one. Frames have whole checksums.
@@ -1844,8 +1847,8 @@ enum netmem_status netmem_virtio_device_receive(struct netmem_virtio_device *dev
 // While no guest is there whose receive ring is served, frames are dropped and counted, as on a
 // link without a partner.
 //
-// A frame of one fragment of the device's region, with 12 bytes in front of it and no other holder,
-// is copied once, into the guest's buffers; another one twice. Fragments that
+// A frame of one fragment of the device's region, with 12 bytes in front of it and no other
+// holder, is copied once, into the guest's buffers; another one twice. Fragments that
 // netmem_virtio_device_receive returned are so.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
@@ -1892,21 +1895,22 @@ enum netmem_status netmem_virtio_device_close(struct netmem_virtio_device *devic
                                               struct netmem_virtio_device_stats *stats);
 
 // Installs a handler of SIGBUS for the process, once. A front end that shortens its memory then
-// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the process
-// ends. Other faults get the action that was there before. A program that sets its own handler
-// later calls, for other faults, the one that sigaction returned to it.
+// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the
+// process ends. Other faults get the action that was there before. A program that sets its own
+// handler later calls, for other faults, the one that sigaction returned to it.
 //
 // Errors: NETMEM_ERR_SYSTEM.
 enum netmem_status netmem_sigbus_install(void);
 
 // Connects the driver to a virtio-net device behind a vhost-user socket: netmem_virtio_device, the
 // command `netmem device`, DPDK, Open vSwitch. Writes as many receive and transmit queues to `rx`
-// and `tx` as `pairs` says, all of which are in use. Each may be used by a thread of its own. Close
-// `net` and all queues, in any order.
+// and `tx` as `pairs` says, all of which are in use. Each may be used by a thread of its own.
+// Close `net` and all queues, in any order.
 //
 // The device is another process, and has the memory of all fragments mapped as long as a queue is
-// open. Warning: it can change bytes of a received frame at any time. Copy what is checked and then
-// used, such as lengths of headers. What the device writes to its rings is checked by the library.
+// open. Warning: it can change bytes of a received frame at any time. Copy what is checked and
+// then used, such as lengths of headers. What the device writes to its rings is checked by the
+// library.
 //
 // No offload is negotiated: received frames have whole checksums and are no segments, and frames
 // that are sent need to be so.
@@ -1915,8 +1919,8 @@ enum netmem_status netmem_sigbus_install(void);
 // thread runs it.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
-// (mode, ring, pairs, max_frame, fd, pages, lock), NETMEM_ERR_NOT_FOUND (no process listens, or the
-// device has fewer queue pairs), NETMEM_ERR_BUSY (the device refuses another front end),
+// (mode, ring, pairs, max_frame, fd, pages, lock), NETMEM_ERR_NOT_FOUND (no process listens, or
+// the device has fewer queue pairs), NETMEM_ERR_BUSY (the device refuses another front end),
 // NETMEM_ERR_UNSUPPORTED (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES
 // (`tx_pages`), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a
 // device does; also after 3 s if it serves one front end after another, as
@@ -1935,18 +1939,18 @@ size_t netmem_virtio_net_alloc(const struct netmem_virtio_net *net,
                                size_t n);
 
 // Whether the device still has its end of the connection. False for misuse. A system call. Waits
-// while another thread reconnects or closes a queue: for a device that does not answer, 3 s at each
-// message.
+// while another thread reconnects or closes a queue: for a device that does not answer, 3 s at
+// each message.
 bool netmem_virtio_net_is_connected(const struct netmem_virtio_net *net);
 
 // Connects the queues to another device, which listens on `socket`, when the first has gone:
-// NETMEM_ERR_STOPPED. The queues stay on their threads, and go on with their next call. Frames that
-// were not received, or not confirmed as sent, are lost, and counted. End the process of the first
-// device before: it may still write to pages that it had. Waits as netmem_virtio_connect does. Any
-// thread.
+// NETMEM_ERR_STOPPED. The queues stay on their threads, and go on with their next call. Frames
+// that were not received, or not confirmed as sent, are lost, and counted. End the process of the
+// first device before: it may still write to pages that it had. Waits as netmem_virtio_connect
+// does. Any thread.
 //
-// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, and those of netmem_virtio_connect. The queues are as
-// they were then.
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, and those of netmem_virtio_connect. The queues are
+// as they were then.
 enum netmem_status netmem_virtio_net_reconnect(const struct netmem_virtio_net *net,
                                                const char *socket);
 
@@ -1966,8 +1970,8 @@ enum netmem_status netmem_virtio_net_close(struct netmem_virtio_net *net);
 // No lock for a frame. A system call if the device waits for buffers.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
-// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED (the device has
-// closed the connection, or has broken a rule of the ring, and no frame is left).
+// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED (the device
+// has closed the connection, or has broken a rule of the ring, and no frame is left).
 enum netmem_status netmem_virtio_rx_receive(struct netmem_virtio_rx *rx,
                                             struct netmem_frag *frags,
                                             uint8_t *flags,
@@ -1991,8 +1995,8 @@ int32_t netmem_virtio_rx_fd(const struct netmem_virtio_rx *rx);
 // woken calls netmem_virtio_rx_disarm and receives. A few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
-// of the ring, each time until then).
+// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken
+// rule of the ring, each time until then).
 enum netmem_status netmem_virtio_rx_arm(struct netmem_virtio_rx *rx, bool *waits);
 
 // Ends the request for a wake-up: without it the device wakes the descriptor for each group of
@@ -2056,8 +2060,8 @@ int32_t netmem_virtio_tx_fd(const struct netmem_virtio_tx *tx);
 // few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
-// of the ring, each time until then).
+// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken
+// rule of the ring, each time until then).
 enum netmem_status netmem_virtio_tx_arm(struct netmem_virtio_tx *tx, bool *waits);
 
 // Ends the request for a wake-up. Misuse leaves a text.
@@ -2069,9 +2073,9 @@ void netmem_virtio_tx_disarm(struct netmem_virtio_tx *tx);
 enum netmem_status netmem_virtio_tx_get_stats(struct netmem_virtio_tx *tx,
                                               struct netmem_virtio_tx_stats *stats);
 
-// Closes the queue: its ring is stopped, and the pages of frames that the device has return. It may
-// have sent these frames, or not: to know, complete until nothing is outstanding. Waits for the
-// device, for 3 s at most.
+// Closes the queue: its ring is stopped, and the pages of frames that the device has return. It
+// may have sent these frames, or not: to know, complete until nothing is outstanding. Waits for
+// the device, for 3 s at most.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 enum netmem_status netmem_virtio_tx_close(struct netmem_virtio_tx *tx);

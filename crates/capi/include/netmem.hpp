@@ -175,7 +175,8 @@ template <std::size_t N> class frag_group {
         frags_[size_++] = from.release();
         return true;
     }
-    /* Leaves an empty one in its place, which a queue does not send: send what is in front of it. */
+    /* Leaves an empty one in its place, which a queue does not send: send what is in front of
+     * it. */
     frag take(std::size_t at) noexcept { return frag(std::exchange(frags_[at], netmem_frag())); }
     void clear() noexcept {
         netmem_frags_release(frags_, size_);
@@ -243,7 +244,8 @@ class xsk_rx {
         check(status);
         return received;
     }
-    /* Copies `n` bytes in front of a frame of the group: what the caller's own XDP program wrote. */
+    /* Copies `n` bytes in front of a frame of the group: what the caller's own XDP program
+     * wrote. */
     void metadata(const netmem_frag &frame, void *to, std::size_t n) const {
         check(netmem_xsk_rx_metadata(handle_, &frame, to, n));
     }
@@ -288,7 +290,8 @@ class xsk_tx {
         check(status);
         return sent;
     }
-    /* The same with requests to the device, of which `requests` has as many as the group fragments. */
+    /* The same with requests to the device, of which `requests` has as many as the group
+     * fragments. */
     template <std::size_t N> std::size_t send(frag_group<N> &group, const netmem_xsk_request *requests) {
         std::size_t sent = 0;
         const netmem_status status =
@@ -436,7 +439,8 @@ class tcp {
     }
     ~tcp() { netmem_tcp_close(handle_); }
     explicit operator bool() const noexcept { return handle_ != nullptr; }
-    /* Releases what the group has, and receives up to N fragments. False: the peer sends no more. */
+    /* Releases what the group has, and receives up to N fragments. False: the peer sends no
+     * more. */
     template <std::size_t N> bool receive(frag_group<N> &group) {
         group.clear();
         const netmem_status status = netmem_tcp_receive(handle_, group.frags_, N, &group.size_);
@@ -947,8 +951,8 @@ class virtio_device {
     void serve(int fd) { check(netmem_virtio_device_serve(handle_, fd)); }
     /* Throws the reason why a front end was dropped, if one was. */
     void check_connection() const { check(netmem_virtio_device_check(handle_)); }
-    /* Releases what the group has, makes a pass over the rings, and receives up to N frames, each in
-     * one fragment. */
+    /* Releases what the group has, makes a pass over the rings, and receives up to N frames, each
+     * in one fragment. */
     template <std::size_t N> std::size_t receive(frag_group<N> &group) {
         group.clear();
         check(netmem_virtio_device_receive(handle_, group.frags_, nullptr, N, &group.size_));

@@ -275,8 +275,8 @@ pub unsafe extern "C" fn netmem_frag_write(
             return Err(Failure::Null("from"));
         }
         // SAFETY: the range is in the page, whose only holder in this process is this value, and the
-        // caller has as many bytes. Another process may have the memory of both. A caller that passes
-        // the fragment's own bytes in spite of the header reads wrong bytes, no more.
+        // caller has as many bytes. Another process may have the memory of both. A caller that
+        // passes the fragment's own bytes in spite of the header reads wrong bytes, no more.
         unsafe { foreign::copy_across(from.cast(), frag.as_ptr().cast_mut().add(offset), length) };
         Ok(())
     })

@@ -269,7 +269,8 @@ pub(crate) unsafe fn send_each<Q: Sends>(
 ///
 /// # Safety
 ///
-/// `frags` is null, or `n` fragments of the header, and `flags` is null, or has as many, during `'a`.
+/// `frags` is null, or `n` fragments of the header, and `flags` is null, or has as many, during
+/// `'a`.
 #[inline]
 pub(crate) unsafe fn arrays<'a>(
     frags: *mut netmem_frag,

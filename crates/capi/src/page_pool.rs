@@ -222,7 +222,8 @@ unsafe fn release_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n:
             others |= unsafe { !frag::release_single(&mut *frags.add(i), |frag| pool.release_single(frag)) };
         }
         if others {
-            // A function of the program may run, which may use the pool: it is not borrowed any more.
+            // A function of the program may run, which may use the pool: it is not borrowed any
+            // more.
             // SAFETY: as the caller promises.
             unsafe { frag::release_all(frags, n) };
         }

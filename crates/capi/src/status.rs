@@ -57,8 +57,8 @@ pub enum netmem_status {
     /// The library panicked. It is a defect of the library: report it with the text.
     NETMEM_ERR_PANIC = 13,
     /// The queue or the stack has stopped, and neither receives nor sends any more: its interface,
-    /// device or tap is gone, or a wrong value was written to a ring. Close it; a virtio queue can be
-    /// reconnected.
+    /// device or tap is gone, or a wrong value was written to a ring. Close it; a virtio queue can
+    /// be reconnected.
     NETMEM_ERR_STOPPED = 14,
     /// The queue will never send this frame, or the connection this fragment.
     NETMEM_ERR_UNSENDABLE = 15,

@@ -315,9 +315,9 @@ impl<M: Memory> PagePool<M> {
         unsafe { Shared::alloc(self.shared, Duration::ZERO) }
     }
 
-    /// Allocates a page as [`Napi::alloc`] does, outside of a poll. It enters no poll context, so it
-    /// reads no thread-local variable: a shared library finds one by a call, which costs more than
-    /// a pop of the array cache.
+    /// Allocates a page as [`Napi::alloc`] does, outside of a poll. It enters no poll context, so
+    /// it reads no thread-local variable: a shared library finds one by a call, which costs more
+    /// than a pop of the array cache.
     #[inline]
     pub fn alloc_single(&mut self) -> Option<Page<M>> {
         // SAFETY: as in `alloc`.

@@ -87,8 +87,8 @@ pub fn redirect(map: &OwnedFd) -> OwnedFd {
     load(&code, "theirs")
 }
 
-/// A program that drops each frame, and counts it in the first word of an array. Frames of one queue
-/// only are counted exactly: the addition is not atomic.
+/// A program that drops each frame, and counts it in the first word of an array. Frames of one
+/// queue only are counted exactly: the addition is not atomic.
 pub fn count_and_drop(array: &OwnedFd) -> OwnedFd {
     let code = [
         insn(0x18, 1, 2, 0, array.as_raw_fd()), // r1 = the address of the word
@@ -119,9 +119,9 @@ pub fn attach(program: &OwnedFd, ifindex: u32) -> OwnedFd {
     open(28, &[program.as_raw_fd() as u32, ifindex, XDP, 1 << 2])
 }
 
-/// Has the kernel add a VLAN tag to each frame that it sends by an interface (tcx: Linux 6.6), until
-/// the descriptor is closed. The kernel keeps the tag beside the frame, and the interface writes it
-/// into the frame if it has no offload for that.
+/// Has the kernel add a VLAN tag to each frame that it sends by an interface (tcx: Linux 6.6),
+/// until the descriptor is closed. The kernel keeps the tag beside the frame, and the interface
+/// writes it into the frame if it has no offload for that.
 pub fn push_vlan(ifindex: u32, tci: u16) -> OwnedFd {
     let code = [
         insn(0xb7, 2, 0, 0, u16::from_ne_bytes([0x81, 0]).into()), // skb_vlan_push(context, 802.1Q, tci)

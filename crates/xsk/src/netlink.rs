@@ -267,8 +267,8 @@ impl XdpFeatures {
         self.bits & 0b1000 != 0
     }
 
-    /// The bits of the metadata functions that the driver has: time, hash, VLAN tag. 0 if the kernel
-    /// does not report them, too.
+    /// The bits of the metadata functions that the driver has: time, hash, VLAN tag. 0 if the
+    /// kernel does not report them, too.
     pub(crate) fn rx_metadata(&self) -> u64 {
         self.rx_metadata
     }

@@ -12,8 +12,9 @@ use libc::{c_char, c_int, c_long, c_void, socklen_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Exports the functions of an object for packetdrill. The argument makes its stack: a function from
-/// [`Settings`] to a type that implements [`Stack`]. A library of the type `cdylib` calls it once.
+/// Exports the functions of an object for packetdrill. The argument makes its stack: a function
+/// from [`Settings`] to a type that implements [`Stack`]. A library of the type `cdylib` calls it
+/// once.
 ///
 /// README.md has an example.
 #[macro_export]

@@ -1,5 +1,6 @@
-//! packetdrill, the conformance test for TCP, for any stack: a TCP that implements [`Stack`] becomes
-//! a shared object that packetdrill loads in place of the kernel's socket calls (`--so_filename`).
+//! packetdrill, the conformance test for TCP, for any stack: a TCP that implements [`Stack`]
+//! becomes a shared object that packetdrill loads in place of the kernel's socket calls
+//! (`--so_filename`).
 //!
 //! ```text
 //!   packetdrill ──► socket calls ──► World: sockets, a virtual clock ──► Stack
@@ -8,8 +9,8 @@
 //! ```
 //!
 //! The object is a library of the type `cdylib` that implements the trait and calls [`export!`].
-//! README.md shows how. `examples/netmem` is the object of `netmem-inet`, `examples/smoltcp` that of
-//! smoltcp.
+//! README.md shows how. `examples/netmem` is the object of `netmem-inet`, `examples/smoltcp` that
+//! of smoltcp.
 //!
 //! packetdrill is under the GPL. It is only run as a program: nothing of it is linked or copied.
 //! `run.py` builds it and runs its scripts.

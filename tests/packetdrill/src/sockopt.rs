@@ -1,5 +1,5 @@
-//! `getsockopt` and `setsockopt`. An option that the stack does not have is refused, so that a script
-//! which needs it fails.
+//! `getsockopt` and `setsockopt`. An option that the stack does not have is refused, so that a
+//! script which needs it fails.
 //!
 //! Pointers are as in [`calls`](crate::calls). Each `SAFETY` comment of this file refers to this.
 

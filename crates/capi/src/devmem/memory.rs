@@ -129,9 +129,9 @@ unsafe fn make(out: *mut *mut netmem_devmem, memory: impl FnOnce() -> Result<Mem
     Ok(())
 }
 
-/// Allocates `bytes` bytes of host memory in the place of a device's, a multiple of 4096: for tests,
-/// and for machines without such a device. It is a file in memory, whose pages the kernel allocates
-/// when the device writes to them, and this process does not map it.
+/// Allocates `bytes` bytes of host memory in the place of a device's, a multiple of 4096: for
+/// tests, and for machines without such a device. It is a file in memory, whose pages the kernel
+/// allocates when the device writes to them, and this process does not map it.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_ARGUMENT (bytes), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
@@ -222,8 +222,8 @@ pub unsafe extern "C" fn netmem_devmem_read(
 
 /// Copies bytes of the host to device memory, as netmem_devmem_read does the other way.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_RANGE, NETMEM_ERR_UNSUPPORTED (a dma-buf),
-/// NETMEM_ERR_SYSTEM.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_RANGE, NETMEM_ERR_UNSUPPORTED (a
+/// dma-buf), NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_write(
     memory: *const netmem_devmem,
@@ -325,10 +325,10 @@ pub unsafe extern "C" fn netmem_devmem_get_stats(
 }
 
 /// Gives up the handle, and unbinds the memory: no more pages of it are posted to a device, and no
-/// new range is sent. Pages that streams hold stay valid until their tokens are returned, and ranges
-/// in flight are sent. The memory is released after the last of them, on a thread of the library.
-/// Close the stacks first: a stack whose memory was closed receives into the pages that are posted,
-/// and then no more payload.
+/// new range is sent. Pages that streams hold stay valid until their tokens are returned, and
+/// ranges in flight are sent. The memory is released after the last of them, on a thread of the
+/// library. Close the stacks first: a stack whose memory was closed receives into the pages that
+/// are posted, and then no more payload.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE.
 #[unsafe(no_mangle)]

@@ -51,9 +51,9 @@ fn in_groups(
     if used == 0 { Ok(()) } else { group(&ranges[..used]) }
 }
 
-/// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives and
-/// while other threads return. `returned` gets how many pages were; it may be null. Extents in host
-/// memory are left out. Tokens that the stream does not hold are ignored, and counted by
+/// Returns the pages of `n` extents, of one stream. On any thread, also while the stream receives
+/// and while other threads return. `returned` gets how many pages were; it may be null. Extents in
+/// host memory are left out. Tokens that the stream does not hold are ignored, and counted by
 /// netmem_devmem_stream_get_stats: those of another stream, and those that were returned before.
 ///
 /// The variables stay as they are: do not pass an extent twice. If the stream has received into its

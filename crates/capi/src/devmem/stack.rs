@@ -203,10 +203,11 @@ fn interface(given: &netmem_devmem_stack_options, address: Address) -> Result<In
 /// when netmem_devmem_stack_fd is readable, after netmem_devmem_stack_timeout, and after calls that
 /// send.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT (address,
-/// MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
-/// NETMEM_ERR_PRIVILEGE (the socket's file), NETMEM_ERR_UNSUPPORTED (a device that cannot receive into
-/// device memory), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (also: the device has refused the memory).
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT
+/// (address, MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
+/// NETMEM_ERR_PRIVILEGE (the socket's file), NETMEM_ERR_UNSUPPORTED (a device that cannot receive
+/// into device memory), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_SYSTEM (also: the device has refused the
+/// memory).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stack_open(
     memory: *const netmem_devmem,
@@ -245,9 +246,9 @@ pub unsafe extern "C" fn netmem_devmem_stack_open(
 }
 
 /// Does all work that is due: receives, fires timers, sends, and collects what the device has
-/// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a text
-/// for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll without
-/// work asks for that, at most once a millisecond, by a system call.
+/// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a
+/// text for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll
+/// without work asks for that, at most once a millisecond, by a system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stack_poll(stack: *mut netmem_devmem_stack) -> usize {
     value(|| {
@@ -257,8 +258,8 @@ pub unsafe extern "C" fn netmem_devmem_stack_poll(stack: *mut netmem_devmem_stac
     .unwrap_or(0)
 }
 
-/// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout of
-/// poll: -1 if it need not be. 0 with a text for misuse.
+/// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout
+/// of poll: -1 if it need not be. 0 with a text for misuse.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stack_timeout(stack: *const netmem_devmem_stack) -> i32 {
     value(|| {
@@ -271,9 +272,9 @@ pub unsafe extern "C" fn netmem_devmem_stack_timeout(stack: *const netmem_devmem
 }
 
 /// The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
-/// netmem_devmem_stack_arm when frames have arrived, the device is gone, or tokens were returned for
-/// which a peer waits. It is the stack's, and the same until it is closed. Never read, write or close
-/// it. -1 with a text for misuse.
+/// netmem_devmem_stack_arm when frames have arrived, the device is gone, or tokens were returned
+/// for which a peer waits. It is the stack's, and the same until it is closed. Never read, write or
+/// close it. -1 with a text for misuse.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stack_fd(stack: *const netmem_devmem_stack) -> i32 {
     // SAFETY: as the header says.
@@ -430,8 +431,8 @@ pub unsafe extern "C" fn netmem_devmem_stack_get_stats(
 /// that are still open have NETMEM_ERR_CLOSED from now on, and are closed as before. The memory
 /// can be given to another stack.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD. NETMEM_ERR_STOPPED: the device was
-/// gone before all was sent; the stack is closed.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD. NETMEM_ERR_STOPPED: the device
+/// was gone before all was sent; the stack is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stack_close(
     stack: *mut netmem_devmem_stack,

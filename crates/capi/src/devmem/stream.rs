@@ -227,9 +227,9 @@ impl Connected {
     }
 }
 
-/// Copies bytes of received extents that are in host memory, in their order, and releases them. They
-/// are there if the device does not split frames behind the headers exactly. `done` gets how many
-/// were copied, less than `length` if there are no more.
+/// Copies bytes of received extents that are in host memory, in their order, and releases them.
+/// They are there if the device does not split frames behind the headers exactly. `done` gets how
+/// many were copied, less than `length` if there are no more.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
@@ -255,16 +255,17 @@ pub unsafe extern "C" fn netmem_devmem_stream_read(
     })
 }
 
-/// Sends `length` bytes of device memory from `offset` on, of any length below 1 GiB, without a copy
-/// in this process. They must not change until netmem_devmem_stream_sent reports the range. `more`:
-/// the next range follows soon, and a segment may wait for it. `accepted` gets false if the send
-/// buffer is full; poll the stack, and try again.
+/// Sends `length` bytes of device memory from `offset` on, of any length below 1 GiB, without a
+/// copy in this process. They must not change until netmem_devmem_stream_sent reports the range.
+/// `more`: the next range follows soon, and a segment may wait for it. `accepted` gets false if the
+/// send buffer is full; poll the stack, and try again.
 ///
 /// Ranges are numbered from 0 on, in the order in which the stream has accepted them.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_RANGE (also a length of
-/// 0), NETMEM_ERR_SHUT_DOWN, those of a connection that has ended (netmem_devmem_stream_receive),
-/// NETMEM_ERR_UNSUPPORTED (the device does not have this memory, or the peer is this host).
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_RANGE (also a length
+/// of 0), NETMEM_ERR_SHUT_DOWN, those of a connection that has ended
+/// (netmem_devmem_stream_receive), NETMEM_ERR_UNSUPPORTED (the device does not have this memory, or
+/// the peer is this host).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_devmem_stream_send(
     stream: *mut netmem_devmem_stream,
@@ -290,8 +291,8 @@ pub unsafe extern "C" fn netmem_devmem_stream_send(
 }
 
 /// How many ranges of netmem_devmem_stream_send may be used again, of those that no call has
-/// reported: the peer has acknowledged them or the connection has ended, and the device reads them no
-/// more. Up to `n` of their numbers are written to `ranges`, and their number to `done`.
+/// reported: the peer has acknowledged them or the connection has ended, and the device reads them
+/// no more. Up to `n` of their numbers are written to `ranges`, and their number to `done`.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
@@ -396,8 +397,8 @@ pub struct netmem_devmem_stream_stats {
     pub held: u64,
     /// tokens returned that are in no memory of the stack's streams: ignored
     pub unknown_tokens: u64,
-    /// tokens returned that the stream does not hold, such as one that was returned twice before its
-    /// page was received into again: ignored
+    /// tokens returned that the stream does not hold, such as one that was returned twice before
+    /// its page was received into again: ignored
     pub excess_tokens: u64,
     /// segments dropped since the last that was received, because the device verified no checksum
     pub unverified: u64,
@@ -436,8 +437,8 @@ pub unsafe extern "C" fn netmem_devmem_stream_get_stats(
 }
 
 /// Closes the connection: what was sent is still delivered while the stack is polled. Payload that
-/// was not received is dropped, and the peer learns it by a reset. Tokens that were not returned are
-/// returned when the last returner is closed, too.
+/// was not received is dropped, and the peer learns it by a reset. Tokens that were not returned
+/// are returned when the last returner is closed, too.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]
@@ -451,7 +452,8 @@ mod tests {
     use super::*;
     use ::netmem_devmem::TokenRange;
 
-    /// A stream reports an error once. A call that has received a group before keeps it for the next.
+    /// A stream reports an error once. A call that has received a group before keeps it for the
+    /// next.
     #[test]
     fn an_error_behind_payload_is_of_the_next_call() {
         let unverified = || StreamError::Unverified { peer: ([192, 0, 2, 1], 9000).into(), frames: 3 };

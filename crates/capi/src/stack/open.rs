@@ -193,9 +193,9 @@ pub unsafe extern "C" fn netmem_stack_open_tap(
 /// stack's: `rx` and `tx` are closed handles then. Frames for the addresses are to be redirected to
 /// `rx` by an XDP program, with a rule for each address (netmem_xdp_rule.address), before or after
 /// this call. The thread is in the interface's network namespace. Connections arrive only by the
-/// queues of the interface that are redirected. The stack has the Ethernet address of the interface,
-/// and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem` is that of the
-/// queues, and its handle may be closed afterwards.
+/// queues of the interface that are redirected. The stack has the Ethernet address of the
+/// interface, and belongs to this thread. Frames that `rx` holds at this call are dropped. `umem`
+/// is that of the queues, and its handle may be closed afterwards.
 ///
 /// The interface is to have no segmentation offloads for received frames (ethtool -K NAME gro off
 /// lro off), and the peer of a veth no checksum and segmentation offloads.

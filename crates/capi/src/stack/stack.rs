@@ -230,10 +230,10 @@ pub unsafe extern "C" fn netmem_stack_disarm(stack: *mut netmem_stack) {
 }
 
 /// Allocates up to `n` whole pages to send from, and returns how many: fewer only if the program
-/// holds, or sends, all pages that the stack has for this, which are 2048 on a tap. No event reports
-/// that one has returned: try again after each netmem_stack_poll that did work. The variables are
-/// not read. Write them before the first netmem_tcp_send. A page that was sent returns when the peer
-/// has acknowledged it.
+/// holds, or sends, all pages that the stack has for this, which are 2048 on a tap. No event
+/// reports that one has returned: try again after each netmem_stack_poll that did work. The
+/// variables are not read. Write them before the first netmem_tcp_send. A page that was sent
+/// returns when the peer has acknowledged it.
 ///
 /// Returns 0 with a text for misuse.
 #[unsafe(no_mangle)]

@@ -229,8 +229,8 @@ fn wait_set(device: &NetDevice<FragPort>) -> std::io::Result<OwnedFd> {
 ///
 /// The region needs the pages that the caller holds, and in each direction those of frames that
 /// wait. Frames of the guest hold up to 256 pages, and those of one frame more: at most 256 parts,
-/// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait for
-/// the guest, each in one page of the region at most.
+/// if it is cut, or 17 pages of 4 KiB. The rest waits in the guest's ring. Up to 256 frames wait
+/// for the guest, each in one page of the region at most.
 ///
 /// The guest and its front end (the virtual machine monitor) are not trusted. What they write to
 /// rings and headers is checked, a guest that breaks a rule stops its ring alone, and frames are
@@ -281,8 +281,8 @@ pub unsafe extern "C" fn netmem_virtio_device_listen(
 /// socket meanwhile wait.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`fd` is no
-/// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago: the
-/// device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
+/// stream socket), NETMEM_ERR_BUSY (another front end is connected, or has hung up a moment ago:
+/// the device's descriptor is readable when the next can be served), NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_device_serve(device: *const netmem_virtio_device, fd: i32) -> netmem_status {
     status(|| {
@@ -311,8 +311,8 @@ pub unsafe extern "C" fn netmem_virtio_device_check(device: *const netmem_virtio
 /// hold is to be released before.
 ///
 /// The rules of `flags` are those of netmem_xsk_rx_receive, but that a frame which does not fit one
-/// page of the region is dropped without flags, and counted. Frames have whole checksums, and are no
-/// segments. Those that are longer than a page are rare: a guest with an MTU of more.
+/// page of the region is dropped without flags, and counted. Frames have whole checksums, and are
+/// no segments. Those that are longer than a page are rare: a guest with an MTU of more.
 ///
 /// Two copies of each frame: out of the guest's memory, and into the page. No system call, unless
 /// the guest waits for an interrupt.
@@ -346,12 +346,12 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
     })
 }
 
-/// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The next
-/// netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many were
-/// queued: whole frames, in order. Their variables are empty. The other fragments stay with the
-/// caller. With NETMEM_OK they are fewer than `n` if 256 frames wait: netmem_virtio_device_receive
-/// delivers them, then send the rest. If the guest posts no buffers, send it later or release it.
-/// With an error, the first of them is of the frame that caused it.
+/// Queues `n` fragments, of any memory, as frames for the guest, of 14 to 65553 bytes each. The
+/// next netmem_virtio_device_receive delivers them. `sent`, which is always written, gets how many
+/// were queued: whole frames, in order. Their variables are empty. The other fragments stay with
+/// the caller. With NETMEM_OK they are fewer than `n` if 256 frames wait:
+/// netmem_virtio_device_receive delivers them, then send the rest. If the guest posts no buffers,
+/// send it later or release it. With an error, the first of them is of the frame that caused it.
 ///
 /// Without `flags` (null) each fragment is a frame. With `flags`, NETMEM_FRAG_MORE in the flags of
 /// a fragment says that the frame goes on in the next one. Frames have whole checksums.
@@ -359,8 +359,8 @@ pub unsafe extern "C" fn netmem_virtio_device_receive(
 /// While no guest is there whose receive ring is served, frames are dropped and counted, as on a
 /// link without a partner.
 ///
-/// A frame of one fragment of the device's region, with 12 bytes in front of it and no other holder,
-/// is copied once, into the guest's buffers; another one twice. Fragments that
+/// A frame of one fragment of the device's region, with 12 bytes in front of it and no other
+/// holder, is copied once, into the guest's buffers; another one twice. Fragments that
 /// netmem_virtio_device_receive returned are so.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (an empty
@@ -482,9 +482,9 @@ pub unsafe extern "C" fn netmem_virtio_device_close(
 }
 
 /// Installs a handler of SIGBUS for the process, once. A front end that shortens its memory then
-/// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the process
-/// ends. Other faults get the action that was there before. A program that sets its own handler
-/// later calls, for other faults, the one that sigaction returned to it.
+/// stops its rings; without the handler, or netmem_virtio_device_options.require_sealed, the
+/// process ends. Other faults get the action that was there before. A program that sets its own
+/// handler later calls, for other faults, the one that sigaction returned to it.
 ///
 /// Errors: NETMEM_ERR_SYSTEM.
 #[unsafe(no_mangle)]

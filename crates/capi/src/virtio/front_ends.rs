@@ -1,9 +1,9 @@
 //! The front ends of a device: a thread that serves one after another of those that connect to a
 //! socket, and threads for those that the caller has connected.
 //!
-//! One front end is served at a time. It is so from the moment when its stream is in [`State`] until
-//! its error is stored. Only then is the caller's thread woken: a thread that sleeps on the device's
-//! descriptor, and asks for the reason after each sleep, misses none.
+//! One front end is served at a time. It is so from the moment when its stream is in [`State`]
+//! until its error is stored. Only then is the caller's thread woken: a thread that sleeps on the
+//! device's descriptor, and asks for the reason after each sleep, misses none.
 
 use crate::status::{Failure, caught};
 use netmem_virtio::device::{Control, DeviceError};
@@ -194,8 +194,8 @@ mod tests {
     use netmem_virtio::device::port::Echo;
     use netmem_virtio::device::{NetDevice, Options};
 
-    /// A front end whose messages make the library panic is dropped, the caller's thread is woken to
-    /// be told, and the next can be served.
+    /// A front end whose messages make the library panic is dropped, the caller's thread is woken
+    /// to be told, and the next can be served.
     #[test]
     fn a_panic_ends_one_front_end() {
         let mut device = NetDevice::new(Options::default(), |_| Ok(Echo::new())).expect("a device");

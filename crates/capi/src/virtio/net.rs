@@ -80,9 +80,9 @@ pub struct netmem_virtio_options {
     /// Zero.
     pub reserved: [u8; 2],
     /// A driver whose memory this one uses, too: each sends what the other has received, without a
-    /// copy. Its `pages` are for the queues of both, and `pages` and `lock` are 0 here. Null: memory
-    /// of its own. Warning: both devices then have the memory of both drivers. Each can read and
-    /// change the frames of the other.
+    /// copy. Its `pages` are for the queues of both, and `pages` and `lock` are 0 here. Null:
+    /// memory of its own. Warning: both devices then have the memory of both drivers. Each can read
+    /// and change the frames of the other.
     pub share: *const netmem_virtio_net,
 }
 
@@ -172,12 +172,13 @@ impl netmem_virtio_options {
 
 /// Connects the driver to a virtio-net device behind a vhost-user socket: netmem_virtio_device, the
 /// command `netmem device`, DPDK, Open vSwitch. Writes as many receive and transmit queues to `rx`
-/// and `tx` as `pairs` says, all of which are in use. Each may be used by a thread of its own. Close
-/// `net` and all queues, in any order.
+/// and `tx` as `pairs` says, all of which are in use. Each may be used by a thread of its own.
+/// Close `net` and all queues, in any order.
 ///
 /// The device is another process, and has the memory of all fragments mapped as long as a queue is
-/// open. Warning: it can change bytes of a received frame at any time. Copy what is checked and then
-/// used, such as lengths of headers. What the device writes to its rings is checked by the library.
+/// open. Warning: it can change bytes of a received frame at any time. Copy what is checked and
+/// then used, such as lengths of headers. What the device writes to its rings is checked by the
+/// library.
 ///
 /// No offload is negotiated: received frames have whole checksums and are no segments, and frames
 /// that are sent need to be so.
@@ -186,8 +187,8 @@ impl netmem_virtio_options {
 /// thread runs it.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE (share), NETMEM_ERR_ARGUMENT
-/// (mode, ring, pairs, max_frame, fd, pages, lock), NETMEM_ERR_NOT_FOUND (no process listens, or the
-/// device has fewer queue pairs), NETMEM_ERR_BUSY (the device refuses another front end),
+/// (mode, ring, pairs, max_frame, fd, pages, lock), NETMEM_ERR_NOT_FOUND (no process listens, or
+/// the device has fewer queue pairs), NETMEM_ERR_BUSY (the device refuses another front end),
 /// NETMEM_ERR_UNSUPPORTED (the device lacks a feature), NETMEM_ERR_NO_MEMORY, NETMEM_ERR_NO_PAGES
 /// (`tx_pages`), NETMEM_ERR_PRIVILEGE, NETMEM_ERR_SYSTEM (the device does not answer, or not as a
 /// device does; also after 3 s if it serves one front end after another, as
@@ -265,8 +266,8 @@ pub unsafe extern "C" fn netmem_virtio_net_alloc(
 }
 
 /// Whether the device still has its end of the connection. False for misuse. A system call. Waits
-/// while another thread reconnects or closes a queue: for a device that does not answer, 3 s at each
-/// message.
+/// while another thread reconnects or closes a queue: for a device that does not answer, 3 s at
+/// each message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_net_is_connected(net: *const netmem_virtio_net) -> bool {
     // SAFETY: as the header says.
@@ -274,13 +275,13 @@ pub unsafe extern "C" fn netmem_virtio_net_is_connected(net: *const netmem_virti
 }
 
 /// Connects the queues to another device, which listens on `socket`, when the first has gone:
-/// NETMEM_ERR_STOPPED. The queues stay on their threads, and go on with their next call. Frames that
-/// were not received, or not confirmed as sent, are lost, and counted. End the process of the first
-/// device before: it may still write to pages that it had. Waits as netmem_virtio_connect does. Any
-/// thread.
+/// NETMEM_ERR_STOPPED. The queues stay on their threads, and go on with their next call. Frames
+/// that were not received, or not confirmed as sent, are lost, and counted. End the process of the
+/// first device before: it may still write to pages that it had. Waits as netmem_virtio_connect
+/// does. Any thread.
 ///
-/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, and those of netmem_virtio_connect. The queues are as
-/// they were then.
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, and those of netmem_virtio_connect. The queues are
+/// as they were then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_net_reconnect(
     net: *const netmem_virtio_net,

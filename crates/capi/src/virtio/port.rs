@@ -45,8 +45,8 @@ impl Outgoing {
         (LEAST_FRAME..=MAX_WIRE - VnetHdr::LEN).contains(&bytes)
     }
 
-    /// The frame of these fragments: of one that can be sent as it is, whose variable is empty then,
-    /// or a copy.
+    /// The frame of these fragments: of one that can be sent as it is, whose variable is empty
+    /// then, or a copy.
     ///
     /// # Safety
     ///
@@ -108,7 +108,8 @@ impl Frames {
     }
 }
 
-/// Both ends have it. The lock is never contended: the device's passes are calls of the same thread.
+/// Both ends have it. The lock is never contended: the device's passes are calls of the same
+/// thread.
 #[derive(Clone, Default)]
 pub(crate) struct Exchange(Arc<Mutex<Frames>>);
 
@@ -196,8 +197,8 @@ mod tests {
     use super::*;
     use netmem_pool::{PoolOptions, RegionOptions, RegionProvider};
 
-    /// The room ends with a number of pages, not of frames; also what is stored without a look at it
-    /// is bounded.
+    /// The room ends with a number of pages, not of frames; also what is stored without a look at
+    /// it is bounded.
     #[test]
     fn pages_that_wait_are_bounded() {
         let region = RegionOptions::new(600).build::<Kept>().expect("a region");

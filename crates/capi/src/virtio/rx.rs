@@ -95,8 +95,8 @@ impl netmem_virtio_rx_stats {
 /// No lock for a frame. A system call if the device waits for buffers.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_ARGUMENT (`n` is too
-/// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED (the device has
-/// closed the connection, or has broken a rule of the ring, and no frame is left).
+/// small for `flags`, or a frame waits and there are no `flags`), NETMEM_ERR_STOPPED (the device
+/// has closed the connection, or has broken a rule of the ring, and no frame is left).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_receive(
     rx: *mut netmem_virtio_rx,
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn netmem_virtio_rx_fd(rx: *const netmem_virtio_rx) -> i32
 /// woken calls netmem_virtio_rx_disarm and receives. A few system calls.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
-/// of the ring, each time until then).
+/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken
+/// rule of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_rx_arm(rx: *mut netmem_virtio_rx, waits: *mut bool) -> netmem_status {
     // SAFETY: as the header says.

@@ -207,8 +207,8 @@ pub unsafe extern "C" fn netmem_virtio_tx_fd(tx: *const netmem_virtio_tx) -> i32
 /// few system calls.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (once for each
-/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken rule
-/// of the ring, each time until then).
+/// connection that has ended, and then it waits for netmem_virtio_net_reconnect; after a broken
+/// rule of the ring, each time until then).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_virtio_tx_arm(tx: *mut netmem_virtio_tx, waits: *mut bool) -> netmem_status {
     // SAFETY: as the header says.
@@ -238,9 +238,9 @@ pub unsafe extern "C" fn netmem_virtio_tx_get_stats(
     })
 }
 
-/// Closes the queue: its ring is stopped, and the pages of frames that the device has return. It may
-/// have sent these frames, or not: to know, complete until nothing is outstanding. Waits for the
-/// device, for 3 s at most.
+/// Closes the queue: its ring is stopped, and the pages of frames that the device has return. It
+/// may have sent these frames, or not: to know, complete until nothing is outstanding. Waits for
+/// the device, for 3 s at most.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD.
 #[unsafe(no_mangle)]

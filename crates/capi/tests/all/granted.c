@@ -1,5 +1,5 @@
-/* A process without privileges, in another network namespace than the interface, gets a socket from a
- * helper, and sends each frame back until one whose byte 14 is '!'. Usage: granted SOCKET. */
+/* A process without privileges, in another network namespace than the interface, gets a socket from
+ * a helper, and sends each frame back until one whose byte 14 is '!'. Usage: granted SOCKET. */
 #include "check.h"
 #include <poll.h>
 #include <stdio.h>

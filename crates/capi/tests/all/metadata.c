@@ -1,5 +1,5 @@
-/* Frames behind metadata that a pinned program of the caller's own wrote: a mark, and the four bytes
- * behind the Ethernet header. Usage: metadata OURS THEIRS PROGRAM MAP. */
+/* Frames behind metadata that a pinned program of the caller's own wrote: a mark, and the four
+ * bytes behind the Ethernet header. Usage: metadata OURS THEIRS PROGRAM MAP. */
 #include <netmem.h>
 #include <poll.h>
 #include <stdio.h>

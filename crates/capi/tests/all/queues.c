@@ -1,5 +1,5 @@
-/* What the header says of AF_XDP queues, with a library that has debug assertions. Usage: queues OURS
- * THEIRS, the two ends of a veth pair, of which THEIRS is deleted in the end. */
+/* What the header says of AF_XDP queues, with a library that has debug assertions. Usage: queues
+ * OURS THEIRS, the two ends of a veth pair, of which THEIRS is deleted in the end. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -357,8 +357,8 @@ static void full(struct queue *near, struct queue *far, netmem_page_pool *pool, 
     discard(near, 64);
 }
 
-/* Frames hold bytes in front of them, which a program of the caller's own can write. They are in the
- * frame's chunk, of 2048 bytes here: those of the chunk before it are another frame's. */
+/* Frames hold bytes in front of them, which a program of the caller's own can write. They are in
+ * the frame's chunk, of 2048 bytes here: those of the chunk before it are another frame's. */
 static void metadata(netmem_region *region, const char *interface, netmem_page_pool *pool, netmem_page_pool *foreign) {
     netmem_umem_options umem_options;
     memset(&umem_options, 0, sizeof umem_options);

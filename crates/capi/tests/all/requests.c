@@ -56,7 +56,8 @@ static netmem_umem *umem_of(netmem_region *region, uint8_t metadata) {
     return umem;
 }
 
-/* A fragment of `length` bytes, with an Ethernet header for experiments, behind `room` free bytes. */
+/* A fragment of `length` bytes, with an Ethernet header for experiments, behind `room` free
+ * bytes. */
 static netmem_frag frame(netmem_page_pool *pool, size_t room, size_t length, unsigned char byte) {
     netmem_frag frag;
     HOLDS(netmem_page_pool_alloc(pool, &frag, 1) == 1);
@@ -145,8 +146,8 @@ static void refusals(netmem_xsk_tx *tx, netmem_page_pool *pool) {
     netmem_frag_release(&other);
     netmem_frag_release(&frag);
     refused(NETMEM_ERR_ARGUMENT, tx, &frag, checksum_at(34, 6));
-    /* The bytes in front of these frames are in no chunk, too few, and in the chunk before it, which
-     * is another frame's. */
+    /* The bytes in front of these frames are in no chunk, too few, and in the chunk before it,
+     * which is another frame's. */
     const size_t rooms[3] = {0, 23, 2048 + 16};
     for (int i = 0; i < 3; i++) {
         frag = frame(pool, rooms[i], 100, 1);

@@ -1,6 +1,6 @@
-/* The wrappers of TCP: payload goes to the kernel's echo on port 7 and back, and over a connection of
- * the stack to itself. Usage: stream_wrappers TAP, or stream_wrappers OURS THEIRS for AF_XDP on both
- * ends of a veth pair, where the stack on THEIRS is the peer. */
+/* The wrappers of TCP: payload goes to the kernel's echo on port 7 and back, and over a connection
+ * of the stack to itself. Usage: stream_wrappers TAP, or stream_wrappers OURS THEIRS for AF_XDP on
+ * both ends of a veth pair, where the stack on THEIRS is the peer. */
 #include <netmem.hpp>
 
 #include <cstdio>

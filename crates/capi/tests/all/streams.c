@@ -413,8 +413,8 @@ static void fragments(netmem_stack *stack) {
     IS(NETMEM_OK, netmem_region_close(region));
 }
 
-/* All pages are held, some by peers that do not read. The program's loop over events ends, and a new
- * connection has pages for its headers. */
+/* All pages are held, some by peers that do not read. The program's loop over events ends, and a
+ * new connection has pages for its headers. */
 static void short_of_pages(netmem_stack *stack) {
     static netmem_frag all[PAGES + 1];
     static char bytes[1 << 18];

@@ -1,5 +1,6 @@
-/* What the header says of the virtio driver and device, with a library that has debug assertions. Both
- * are on this thread. Usage: virtio SOCKET OTHER, the paths of two sockets that are not there. */
+/* What the header says of the virtio driver and device, with a library that has debug assertions.
+ * Both are on this thread. Usage: virtio SOCKET OTHER, the paths of two sockets that are not
+ * there. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <poll.h>
@@ -460,8 +461,8 @@ static void sleep_on(int fd) {
     }
 }
 
-/* A guest that does not receive. No frame that the device has accepted is lost, and the first buffer
- * that the guest posts wakes the device. */
+/* A guest that does not receive. No frame that the device has accepted is lost, and the first
+ * buffer that the guest posts wakes the device. */
 static void full(void) {
     netmem_virtio_device *device = new_device();
     struct driver driver = connected(device, driver_options(NULL));
@@ -592,8 +593,8 @@ static void stopping(const char *socket, const char *other) {
     netmem_frag_release(&kept);
 }
 
-/* A guest with frames of 17 pages, and a caller that receives them one by one: the others wait in the
- * guest's ring, not in pages. */
+/* A guest with frames of 17 pages, and a caller that receives them one by one: the others wait in
+ * the guest's ring, not in pages. */
 static void large_frames(void) {
     enum { FRAMES = 60, PARTS = 17, PART = 3800 };
     netmem_virtio_device *device;
@@ -714,8 +715,9 @@ static void await_reason(netmem_virtio_device *device) {
     IS(NETMEM_OK, netmem_virtio_device_check(device));
 }
 
-/* A program that sleeps on the descriptor, and checks after each sleep, is told each reason. The next
- * front end can be served then. One that has connected to the path meanwhile waits, and is no error. */
+/* A program that sleeps on the descriptor, and checks after each sleep, is told each reason. The
+ * next front end can be served then. One that has connected to the path meanwhile waits, and is no
+ * error. */
 static void reasons(const char *socket_path) {
     netmem_virtio_device *device = new_device();
     int ends[2], stranger = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -754,8 +756,8 @@ static void reasons(const char *socket_path) {
     HOLDS(stats.connection_errors == 201);
 }
 
-/* Two drivers with one memory: what the first has received goes out by the second as it is, also after
- * the first was closed. */
+/* Two drivers with one memory: what the first has received goes out by the second as it is, also
+ * after the first was closed. */
 static void forwarding(void) {
     netmem_virtio_device *one = new_device(), *two = new_device();
     struct driver from = connected(one, driver_options(NULL)), to;

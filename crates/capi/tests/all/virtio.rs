@@ -262,7 +262,8 @@ fn the_driver_is_dpdk() {
     });
 }
 
-/// A front end that sends no message of the protocol is dropped and reported, and the next is served.
+/// A front end that sends no message of the protocol is dropped and reported, and the next is
+/// served.
 #[test]
 fn a_front_end_that_is_none_is_dropped() {
     each_build(&["gcc"], &["-std=c11"], "c/packet_counter.c", |mut program| {
@@ -286,8 +287,8 @@ fn with_two_sockets(mut program: Command, expected: &str) {
     assert_eq!(run(program.args(["one", "two"].map(|name| folder.path().join(name)))), expected);
 }
 
-/// The driver and the device of C as each other's peers: frames of one and of several fragments, what
-/// is refused, dropped and full, waiting, a device that goes, and misuse.
+/// The driver and the device of C as each other's peers: frames of one and of several fragments,
+/// what is refused, dropped and full, waiting, a device that goes, and misuse.
 #[test]
 fn what_driver_and_device_do_in_c() {
     if !cfg!(debug_assertions) {

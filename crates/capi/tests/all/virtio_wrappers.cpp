@@ -1,5 +1,5 @@
-/* The wrappers of the virtio driver and device: a driver on one thread, and a device on another that
- * echoes. Usage: virtio_wrappers SOCKET */
+/* The wrappers of the virtio driver and device: a driver on one thread, and a device on another
+ * that echoes. Usage: virtio_wrappers SOCKET */
 #include <netmem.hpp>
 
 #include <atomic>

@@ -270,7 +270,8 @@ fn arguments_between_hosts() {
     }
 }
 
-/// Connects to the port of the flows of a stack, again and again, and sends what no flow begins with.
+/// Connects to the port of the flows of a stack, again and again, and sends what no flow begins
+/// with.
 const STRANGERS: &str = r#"
 import signal, socket, sys
 connected = 0

@@ -292,8 +292,8 @@ impl<M: Mapped> Egress<M> {
         frames.collect()
     }
 
-    /// A datagram, or several of `segment_size` bytes each: `packet` is their payload. Headers go in
-    /// front of it in its own page if that has room and no other holder.
+    /// A datagram, or several of `segment_size` bytes each: `packet` is their payload. Headers go
+    /// in front of it in its own page if that has room and no other holder.
     pub(crate) fn datagram(
         &mut self,
         outer: &Outer,

@@ -351,7 +351,7 @@ fn a_device_that_is_blocked_leaves_pages_for_others() {
     assert_eq!(count(&far), sent);
 }
 
-/// A port that is taken, and a stack that ends, are errors of all calls. Who waits is woken.
+/// A port that is taken, and a stack that ends, are errors of all calls. Tasks that wait are woken.
 #[test]
 fn a_socket_ends_with_its_stack() {
     let mut link = Link::new(false);

@@ -1,8 +1,8 @@
 //! The two ends of a transfer, on any socket that quinn has.
 //!
 //! A request is a stream of the client's: a byte that says what it asks for, 8 bytes of length, and
-//! the payload, if the client sends it. The server keeps at most 64 MiB, and serves one connection at
-//! a time: a client that stays keeps the others waiting.
+//! the payload, if the client sends it. The server keeps at most 64 MiB, and serves one connection
+//! at a time: a client that stays keeps the others waiting.
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;

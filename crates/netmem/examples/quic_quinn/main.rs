@@ -18,8 +18,8 @@
 //!     quic_quinn put|get ADDRESS CERTIFICATE MIB                sends or fetches so many MiB
 //!     quic_quinn memory put|get MIB                             both ends in memory
 //!
-//! `put` and `get` print the nanoseconds of CPU time that the client took, and the server prints its
-//! own. `memory` prints those of two threads: what quinn and rustls take without any network.
+//! `put` and `get` print the nanoseconds of CPU time that the client took, and the server prints
+//! its own. `memory` prints those of two threads: what quinn and rustls take without any network.
 //! `bench/peers/quinn.sh` subtracts these from those.
 //!
 //! Needs CAP_NET_ADMIN for a tap, and CAP_NET_RAW, CAP_BPF and CAP_PERFMON as well for an

@@ -1,5 +1,5 @@
-//! The stack, on threads of its own or as a task of quinn's runtime, and the socket that quinn has of
-//! it.
+//! The stack, on threads of its own or as a task of quinn's runtime, and the socket that quinn has
+//! of it.
 
 use anyhow::bail;
 use netmem::host::{Behind, Opened, Queue};

@@ -319,8 +319,8 @@ fn check(addresses: &[Address]) -> Result<(), OpenError> {
     }
 }
 
-/// Checks the bytes of an IP packet: 576 to `most`, and 1280 at least if there is an address of IPv6
-/// (RFC 8200, section 5).
+/// Checks the bytes of an IP packet: 576 to `most`, and 1280 at least if there is an address of
+/// IPv6 (RFC 8200, section 5).
 ///
 /// # Errors
 ///

@@ -27,8 +27,8 @@ fn cache_serves_the_context() {
     close_balanced(pool, &domain);
 }
 
-/// A page that is allocated and released singly costs what it costs in a poll, and counts as there. A
-/// page of another pool comes back, and one with another holder returns with that holder.
+/// A page that is allocated and released singly costs what it costs in a poll, and counts as there.
+/// A page of another pool comes back, and one with another holder returns with that holder.
 #[test]
 fn single_pages_need_no_poll() {
     let (mut pool, domain) = pool(PoolOptions::new("single").cache(4).prefill(4), 16);

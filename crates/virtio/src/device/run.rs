@@ -141,8 +141,8 @@ impl<P: Port> Worker<P> {
         self.take_error().map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Asks drivers and ports for the events that end a sleep. Returns what each port waits for, and
-    /// the time at which one has work; nothing if there is work, or may be.
+    /// Asks drivers and ports for the events that end a sleep. Returns what each port waits for,
+    /// and the time at which one has work; nothing if there is work, or may be.
     fn arm_pairs(&mut self) -> Option<(Vec<PollFlags>, Option<Instant>)> {
         // Ports that were exchanged have no pair yet. A pair that another thread had locked was not
         // served, or not checked for lost memory.

@@ -141,9 +141,9 @@ pub(super) struct NotLoaded {
 /// interface, and be attached there only.
 pub(super) fn load(code: &[u64], frags: bool, bound_to: Option<u32>) -> Result<OwnedFd, NotLoaded> {
     // The verifier lets a program call a function of the kernel only if the program's licence is
-    // compatible with the GPL, and compares the string with a list, in which "MIT" alone is not. The
-    // program is these few instructions of ours, under our MIT licence, so it may be offered under
-    // both. Nothing else of the crate is concerned: the string is that of the loaded program.
+    // compatible with the GPL, and compares the string with a list, in which "MIT" alone is not.
+    // The program is these few instructions of ours, under our MIT licence, so it may be offered
+    // under both. Nothing else of the crate is concerned: the string is that of the loaded program.
     let license = if bound_to.is_some() { c"Dual MIT/GPL" } else { c"MIT" };
     let attempt = |log: &mut [u8]| {
         let mut argument = ProgLoad {

@@ -149,8 +149,8 @@ const SCRATCH: Reg = Reg::R4;
 const OTHER: Reg = Reg::R5;
 
 /// The program of a filter: it redirects to the entry of the map `map` that has the number of the
-/// receive queue, behind the metadata if there is any to write. Returns `None` if the program cannot
-/// be assembled, which no filter causes.
+/// receive queue, behind the metadata if there is any to write. Returns `None` if the program
+/// cannot be assembled, which no filter causes.
 pub(super) fn program(filter: &Filter, map: i32, metadata: Option<&Metadata>) -> Option<Vec<u64>> {
     let mut asm = Asm::default();
     let (redirect, pass) = (asm.label(), asm.label());

@@ -1,4 +1,5 @@
-//! The part of the program that asks the driver about a frame, and writes the answers in front of it.
+//! The part of the program that asks the driver about a frame, and writes the answers in front of
+//! it.
 //!
 //! ```text
 //!   R1 = context, R2 = &stack.time     call rx_timestamp   0: present |= TIME
@@ -98,7 +99,8 @@ impl Metadata {
     }
 
     pub(super) fn new(functions: [Option<u32>; 3]) -> Self {
-        // The record of another program, which is still in the memory, is not taken for one of this.
+        // The record of another program, which is still in the memory, is not taken for one of
+        // this.
         let number = RandomState::new().hash_one(std::process::id()) as u32;
         Self { functions, reader: RxMetadataReader::of_program(number) }
     }
@@ -336,9 +338,9 @@ mod tests {
         });
     }
 
-    /// The verifier accepts the program with all functions of a veth, with and without a filter, for
-    /// a process with no more capabilities than the program without metadata needs. A new filter
-    /// keeps the number, by which frames are read.
+    /// The verifier accepts the program with all functions of a veth, with and without a filter,
+    /// for a process with no more capabilities than the program without metadata needs. A new
+    /// filter keeps the number, by which frames are read.
     #[cfg(feature = "metadata")]
     #[test]
     fn a_program_with_metadata_comes_and_goes() {

@@ -319,9 +319,9 @@ impl Program {
     /// none: [`ProgramOptions::metadata`] was off, or the kernel or the driver has no metadata
     /// functions, or the program is the user's.
     ///
-    /// It is for frames that this program has redirected. A chunk of the UMEM keeps what was written
-    /// in front of an earlier frame until something else is: when another program redirects frames
-    /// to the same memory, do not read them with the reader of a program that has ended.
+    /// It is for frames that this program has redirected. A chunk of the UMEM keeps what was
+    /// written in front of an earlier frame until something else is: when another program redirects
+    /// frames to the same memory, do not read them with the reader of a program that has ended.
     #[must_use]
     pub fn rx_metadata(&self) -> Option<RxMetadataReader> {
         self.metadata.as_ref().map(|metadata| metadata.reader)
@@ -394,8 +394,8 @@ fn open_pinned(path: &Path) -> Result<OwnedFd, AttachError> {
 }
 
 /// Loads a program that writes metadata, and attaches it in driver mode: the kernel runs programs
-/// that call functions of a driver in no other. Returns the link, whether the program accepts frames
-/// of several buffers, and the metadata.
+/// that call functions of a driver in no other. Returns the link, whether the program accepts
+/// frames of several buffers, and the metadata.
 fn attach_with_metadata(
     interface: &Interface,
     options: &ProgramOptions,
@@ -406,7 +406,8 @@ fn attach_with_metadata(
     let load = |frags| load_with(&options.filter, map, frags, Some((&metadata, interface.index)));
     let (program, frags) = match load(options.frags) {
         // Before Linux 6.8, a program of a device cannot accept frames of several buffers. The
-        // verifier does not see the program then. A driver whose MTU needs them refuses to attach it.
+        // verifier does not see the program then. A driver whose MTU needs them refuses to attach
+        // it.
         Err(AttachError::System { source, .. }) if options.frags && source.raw_os_error() == Some(libc::EINVAL) => {
             (load(false)?, false)
         }

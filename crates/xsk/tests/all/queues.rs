@@ -452,8 +452,8 @@ fn the_device_computes_checksums() {
         let back = harness.tx.send(packet).unwrap_err();
         assert_eq!((back.meta, back.to_vec()), (meta, bytes));
         drop(back);
-        // A checksum in the second chunk, and one beyond the end: the kernel would keep such a frame
-        // in the ring.
+        // A checksum in the second chunk, and one beyond the end: the kernel would keep such a
+        // frame in the ring.
         for (len, start) in [(2500, 2000), (100, 99)] {
             let mut packet = Packet::new(pool.alloc().unwrap().freeze_range(64..64 + len));
             packet.meta.checksum = Checksum::Partial { start, offset: 0 };

@@ -14,12 +14,12 @@
 //! index, knows what it has not published yet, and keeps the last value of the other index that it
 //! has read. Several pushes can be published at once, and so can several pops.
 //!
-//! **Wake-ups** are those from empty to non-empty, and from full to non-full; a sender that waits for
-//! several places ([`Sender::wait_for_room_for`]) is woken by each release, and waits again. A side that finds
-//! nothing to do sets its flag, and reads the other index once more ([`Receiver::wait_for_items`],
-//! [`Sender::wait_for_room`]). The other side checks the flag after it has moved its index, and
-//! exchanges it for false. The side whose exchange returns true makes the one call that wakes. While
-//! both sides have work, no flag is set, and nothing is woken.
+//! **Wake-ups** are those from empty to non-empty, and from full to non-full; a sender that waits
+//! for several places ([`Sender::wait_for_room_for`]) is woken by each release, and waits again. A
+//! side that finds nothing to do sets its flag, and reads the other index once more
+//! ([`Receiver::wait_for_items`], [`Sender::wait_for_room`]). The other side checks the flag after
+//! it has moved its index, and exchanges it for false. The side whose exchange returns true makes
+//! the one call that wakes. While both sides have work, no flag is set, and nothing is woken.
 //!
 //! # Races
 //!

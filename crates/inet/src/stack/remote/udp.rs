@@ -27,13 +27,14 @@ const MAX_FRAME: usize = 60_000;
 /// `poll_` calls then call a waker when that changes. Each direction has a ring of 256 places.
 ///
 /// **In groups.** A call sends up to 32 datagrams of one size to one station, and a call receives
-/// as many of one station as have arrived one after the other. A device that cuts frames of UDP gets
-/// the group as one frame, and a group that a device has joined comes as one.
+/// as many of one station as have arrived one after the other. A device that cuts frames of UDP
+/// gets the group as one frame, and a group that a device has joined comes as one.
 ///
 /// Payload is copied by the thread that calls: into pages of the stack's pool, and out of the pages
-/// that the device wrote. Datagrams are never sent in IP fragments: one that is longer than its path
-/// admits is dropped, and counts in
-/// [`StackStats::datagrams_unsent`](crate::StackStats::datagrams_unsent). So is one without a route.
+/// that the device wrote. Datagrams are never sent in IP fragments: one that is longer than its
+/// path admits is dropped, and counts in
+/// [`StackStats::datagrams_unsent`](crate::StackStats::datagrams_unsent). So is one without a
+/// route.
 ///
 /// Cost: a lock for each direction, which only callers of the same direction contend; a fence; and
 /// the wake-up of the stack's thread if it sleeps.
@@ -145,10 +146,10 @@ impl<M: Mapped> UdpSocket<M> {
     /// # Errors
     ///
     /// [`SocketError::WouldBlock`]: there is no room in the ring, or no page.
-    /// [`SocketError::TooLong`]: one has more bytes than a datagram can have, and `most` is how many
-    /// that is; or there are more datagrams than [`max_segments`](Self::max_segments), or they need
-    /// more pages than the socket can ever have, and `most` is the bytes of a call. The errors of
-    /// [`poll_bound`](Self::poll_bound).
+    /// [`SocketError::TooLong`]: one has more bytes than a datagram can have, and `most` is how
+    /// many that is; or there are more datagrams than [`max_segments`](Self::max_segments), or they
+    /// need more pages than the socket can ever have, and `most` is the bytes of a call. The errors
+    /// of [`poll_bound`](Self::poll_bound).
     pub fn send_to(&self, payload: &[u8], to: SocketAddr, options: &DatagramOptions) -> Result<(), SocketError> {
         self.check()?;
         let to = canonical(to);
@@ -189,8 +190,8 @@ impl<M: Mapped> UdpSocket<M> {
         Ok(())
     }
 
-    /// The bytes of `len` that go into one frame: a datagram of `size` bytes, or as many as the device
-    /// cuts.
+    /// The bytes of `len` that go into one frame: a datagram of `size` bytes, or as many as the
+    /// device cuts.
     ///
     /// # Errors
     ///

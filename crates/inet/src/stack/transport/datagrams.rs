@@ -36,8 +36,8 @@ const QUEUE: usize = 1024;
 /// For so long after a long datagram was sent, an error that reports that it was too long is
 /// believed.
 const ERROR_AGE: Duration = Duration::from_secs(3);
-/// After so long, a socket that found too few pages tries again: other threads return pages, too, and
-/// notify no stack.
+/// After so long, a socket that found too few pages tries again: other threads return pages, too,
+/// and notify no stack.
 const RETRY: Duration = Duration::from_millis(1);
 /// Payload of datagrams that are short enough for each path.
 const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;

@@ -467,7 +467,8 @@ fn readable(device: &NetDevice<Watched>) -> [bool; 2] {
     fds.map(|fd| !fd.revents().is_empty())
 }
 
-/// The end of a round of a loop of the caller's own: what has come is done, and the worker is armed.
+/// The end of a round of a loop of the caller's own: what has come is done, and the worker is
+/// armed.
 fn settle(device: &mut NetDevice<Watched>) {
     until(|| {
         device.disarm();
@@ -476,9 +477,10 @@ fn settle(device: &mut NetDevice<Watched>) {
     });
 }
 
-/// A loop of the caller's own is woken by the descriptors of its worker: by each frame of the driver,
-/// by `Control::wake`, and by a message of the front end, or no ring would start. What has woken it is
-/// forgotten then. The driver is on the same thread, so that it kicks when the test says.
+/// A loop of the caller's own is woken by the descriptors of its worker: by each frame of the
+/// driver, by `Control::wake`, and by a message of the front end, or no ring would start. What has
+/// woken it is forgotten then. The driver is on the same thread, so that it kicks when the test
+/// says.
 #[test]
 fn a_loop_of_the_callers_own_sleeps_and_is_woken() {
     let (mut device, _) = device(1, None);

@@ -113,14 +113,20 @@ impl Ours {
         self.harness.device.features()
     }
 
-    /// Drops everything, and checks that all pages come home.
+    /// Polls until no connection waits for its peer any more.
     #[track_caller]
-    pub fn close(mut self) {
+    pub fn end_connections(&mut self) {
         let patience = Instant::now() + Duration::from_secs(60);
         while self.stack.connections() > self.stack.connections_in_time_wait() {
             assert!(Instant::now() < patience, "connections do not end: {:?}", self.stack.stats());
             self.turn();
         }
+    }
+
+    /// Drops everything, and checks that all pages come home.
+    #[track_caller]
+    pub fn close(mut self) {
+        self.end_connections();
         let Self { stack, streams, binding, from, memory, end, mut harness, headers, bad_link, .. } = self;
         let stats = stack.stats();
         assert_eq!((stack.pages(), stats.refused), (0, 0), "{stats:?}");

@@ -5,6 +5,7 @@ use crate::{installed, skip};
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -89,6 +90,28 @@ pub fn in_namespace(test: impl FnOnce() + Send) {
         if let Err(panic) = thread.join() {
             std::panic::resume_unwind(panic);
         }
+    });
+}
+
+/// Runs a test on a thread that has a network of its own, in which it can make taps. Programs that
+/// it starts have it, too. Skips the test if there can be no tap.
+pub fn in_a_network(test: impl FnOnce() + Send) {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
+        return skip("taps in a network namespace need root, and /dev/net/tun");
+    }
+    if let Err(why) = installed(&["ip"]) {
+        return skip(&why);
+    }
+    let name = std::thread::current().name().unwrap_or("test").to_owned();
+    std::thread::scope(|scope| {
+        let run = || {
+            // SAFETY: the thread uses no descriptor of the network that it leaves.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", std::io::Error::last_os_error());
+            ip("link set lo up");
+            test();
+        };
+        let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, run).unwrap();
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }
 

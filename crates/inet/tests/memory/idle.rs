@@ -10,7 +10,7 @@ use netmem_testing::heap::Counting;
 use std::time::Duration;
 
 #[global_allocator]
-static HEAP: Counting = Counting::new();
+pub(crate) static HEAP: Counting = Counting::new();
 
 /// The streams of the connections: of the stack's thread, or of any thread.
 enum Streams {

@@ -6,6 +6,7 @@ mod churn;
 #[path = "../all/common/mod.rs"]
 mod common;
 mod idle;
+mod kernel;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

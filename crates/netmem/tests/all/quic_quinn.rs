@@ -1,8 +1,8 @@
 //! The example `quic_quinn`: a file goes to quinn on netmem's UDP and comes back, and the other end
 //! is quinn on a socket of the kernel.
 
-use crate::hosts::{Example, OURS, build, in_a_network, interfaces, kernel_side};
-use netmem_testing::namespace::{in_namespace, in_peer_namespace};
+use crate::hosts::{Example, OURS, build, interfaces, kernel_side};
+use netmem_testing::namespace::{in_a_network, in_namespace, in_peer_namespace};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

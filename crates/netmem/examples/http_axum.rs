@@ -4,7 +4,7 @@
 //!     sudo cargo run -p netmem --all-features --example http_axum serve
 //!
 //! In the first, clients of the kernel request pages, and the server ends. The second serves until
-//! it is killed; try `curl http://192.0.2.2/`.
+//! its standard input ends; try `curl http://192.0.2.2/`, or HTTP/2 with `--http2-prior-knowledge`.
 //!
 //! Needs CAP_NET_ADMIN and `ip` (iproute2). The interface goes when the program ends.
 //!
@@ -75,6 +75,17 @@ fn run_stack(
     }
     // What was written is sent, then FIN.
     stack.finish(Duration::from_secs(5))?;
+    let stack = stack.stack();
+    let open = stack.connections() - stack.connections_in_time_wait();
+    println!("{open} connections and {} pages are left", stack.pages());
+    Ok(())
+}
+
+/// Waits for the end of standard input, and ends the server.
+fn wait_for_the_end(done: oneshot::Sender<()>) -> std::io::Result<()> {
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    // The server may have ended by itself.
+    let _ = done.send(());
     Ok(())
 }
 
@@ -122,21 +133,20 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let listener = runtime.block_on(listen(&sockets))?;
     let (done, is_done) = oneshot::channel();
-    let clients = (!serves).then(|| {
-        thread::spawn(move || -> std::io::Result<Vec<String>> {
-            let clients: Vec<_> = (0..CLIENTS).map(|number| thread::spawn(move || client(number))).collect();
-            let failed = |_| Err(std::io::Error::other("a client has failed"));
-            let pages = clients.into_iter().map(|client| client.join().unwrap_or_else(failed)).collect();
-            // The server ends.
-            let _ = done.send(());
-            pages
-        })
+    let clients = thread::spawn(move || -> std::io::Result<Vec<String>> {
+        if serves {
+            return wait_for_the_end(done).map(|()| Vec::new());
+        }
+        let clients: Vec<_> = (0..CLIENTS).map(|number| thread::spawn(move || client(number))).collect();
+        let failed = |_| Err(std::io::Error::other("a client has failed"));
+        let pages = clients.into_iter().map(|client| client.join().unwrap_or_else(failed)).collect();
+        // The server ends.
+        let _ = done.send(());
+        pages
     });
     runtime.block_on(serve(listener, is_done))?;
-    if let Some(clients) = clients {
-        for page in clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))? {
-            println!("{page}");
-        }
+    for page in clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))? {
+        println!("{page}");
     }
     stop.store(true, Ordering::Relaxed);
     waker.wake();

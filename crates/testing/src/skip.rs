@@ -3,7 +3,7 @@
 use std::io::Write;
 
 /// The packages of Debian that have programs of other names.
-const PACKAGES: [(&str, &str); 26] = [
+const PACKAGES: [(&str, &str); 27] = [
     ("abidiff", "abigail-tools"),
     ("abidw", "abigail-tools"),
     ("awk", "mawk"),
@@ -19,6 +19,7 @@ const PACKAGES: [(&str, &str); 26] = [
     ("memcslap", "libmemcached-tools"),
     ("mpirun", "openmpi-bin"),
     ("nc", "netcat-openbsd"),
+    ("nginx", "nginx-light"),
     ("nm", "binutils"),
     ("objdump", "binutils"),
     ("ping", "iputils-ping"),

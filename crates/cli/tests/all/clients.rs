@@ -1,4 +1,4 @@
-//! `netmem serve` with clients that others wrote, through a tap: curl, wrk, h2load, nc and
+//! `netmem serve` with clients that others wrote, through a tap: curl, wrk, h2load, nginx, nc and
 //! memcslap. None of them reports an error, and what they counted is what the server counted.
 //!
 //! `NETMEM_CONNECTIONS=100000` is the number of connections that are opened and closed; without it,
@@ -132,6 +132,56 @@ fn http_clients_and_the_server_count_alike() {
     let counted = server.end();
     counted.served(2 * (10 + 200) + 2);
     assert_eq!(counted.number(" bytes sent"), bytes, "{}", counted.0);
+}
+
+/// nginx requests each page from the server: on connections that it keeps, and by HTTP/1.0 on a
+/// connection for each. h2load is its client.
+#[test]
+fn nginx_passes_on_what_is_served() {
+    let Some(server) = Server::start("http", installed(&["nginx", "h2load"])) else { return };
+    server.clients.loopback();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("nginx.conf"), nginx_conf()).unwrap();
+    let mut command = server.clients.command("nginx");
+    command.args(["-e", "stderr", "-c", "nginx.conf", "-p"]).arg(dir.path());
+    let mut nginx = Background::start(&mut command);
+    // It writes this file when it listens.
+    await_that(|| dir.path().join("pid").exists() || nginx.0.try_wait().unwrap().is_some());
+    for (path, requests) in [("kept", 1000), ("closed", 300)] {
+        let args = format!("--h1 -n {requests} -c 10 http://127.0.0.1:8080/{path}/3000");
+        let out = server.client("h2load", &args);
+        assert!(out.contains(&format!(" {requests} succeeded, 0 failed, 0 errored")), "{out}");
+    }
+    nginx.signal(Signal::TERM);
+    let (status, _, err) = nginx.end();
+    assert!(status == Some(0) && !["[error]", "[crit]", "[alert]"].iter().any(|level| err.contains(level)), "{err}");
+    // The status of nginx's answer, and that of the server's.
+    let log = std::fs::read_to_string(dir.path().join("access.log")).unwrap();
+    assert_eq!((log.lines().count(), log.matches("200 200\n").count()), (1300, 1300), "{log}");
+    let counted = server.end();
+    let (connections, sent) = (counted.number(" connections,"), counted.number(" bytes sent"));
+    // At most ten clients at a time.
+    assert!((301..=310).contains(&connections) && counted.0.contains(", 0 of them broken"), "{}", counted.0);
+    assert!((1300 * 3000..1300 * 3100).contains(&sent), "{}", counted.0);
+}
+
+/// One process, which stays in the foreground.
+fn nginx_conf() -> String {
+    format!(
+        "daemon off; master_process off; pid pid;\n\
+         events {{ worker_connections 100; }}\n\
+         http {{\n\
+           log_format statuses '$status $upstream_status';\n\
+           access_log access.log statuses;\n\
+           client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n\
+           upstream netmem {{ server {V4}:80; keepalive 10; keepalive_requests 1000000; }}\n\
+           server {{\n\
+             listen 127.0.0.1:8080;\n\
+             location /kept/ {{ proxy_pass http://netmem/; proxy_http_version 1.1; proxy_set_header Connection ''; }}\n\
+             location /closed/ {{ proxy_pass http://{V4}/; proxy_http_version 1.0; }}\n\
+           }}\n\
+         }}\n"
+    )
 }
 
 /// nc sends a file and gets it back; several at a time.

@@ -5,7 +5,7 @@ use netmem::host::{Behind, Driven, OpenError, Opened, Queue, TapOptions, on_tap,
 use netmem::net::{RxQueue, TxQueue, Wait};
 use netmem::pool::Mapped;
 use netmem::tcp::{Address, ListenOptions, StackOptions};
-use netmem_testing::namespace::{self, in_peer_namespace, ip};
+use netmem_testing::namespace::{self, in_a_network, in_peer_namespace, ip};
 use netmem_testing::pausing::{answer_after_a_pause, echo_after_a_pause};
 use netmem_testing::{installed, skip};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,32 +14,12 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 pub(crate) const OURS: &str = "198.18.11.2/24";
 const SERVER: &str = "198.18.11.2:7";
 const CLIENT: &str = "198.18.11.1/24";
-
-/// Runs a test on a thread with a network of its own.
-pub(crate) fn in_a_network(test: impl FnOnce() + Send) {
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
-        return skip("taps in a network namespace need root, and /dev/net/tun");
-    }
-    if let Err(why) = installed(&["ip"]) {
-        return skip(&why);
-    }
-    let name = std::thread::current().name().unwrap_or("test").to_owned();
-    std::thread::scope(|scope| {
-        let run = || {
-            // SAFETY: the thread uses no descriptor of the network that it leaves.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", std::io::Error::last_os_error());
-            ip("link set lo up");
-            test();
-        };
-        let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, run).unwrap();
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
-}
 
 fn ours() -> Vec<Address> {
     vec![OURS.parse().unwrap()]
@@ -312,7 +292,7 @@ fn a_stack_apart_from_its_device_stops_with_it() {
 }
 
 /// An example that runs until its standard input ends, or until it is killed.
-pub(crate) struct Example(pub(crate) Child);
+pub(crate) struct Example(pub(crate) Child, Receiver<(bool, String)>);
 
 impl Example {
     /// Starts it in this thread's network, and waits for a line that has `ready` in it, on standard
@@ -322,9 +302,9 @@ impl Example {
         let program = folder.join("debug/examples").join(name);
         let mut command = Command::new(program);
         command.args(words.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut example = Self(command.spawn().unwrap());
-        let (out, err) = (example.0.stdout.take().unwrap(), example.0.stderr.take().unwrap());
         let (tell, told) = std::sync::mpsc::channel();
+        let mut example = Self(command.spawn().unwrap(), told);
+        let (out, err) = (example.0.stdout.take().unwrap(), example.0.stderr.take().unwrap());
         let streams: [Box<dyn Read + Send>; 2] = [Box::new(out), Box::new(err)];
         for stream in streams {
             let (tell, ready) = (tell.clone(), ready.to_owned());
@@ -337,13 +317,23 @@ impl Example {
         }
         drop(tell);
         let mut said = String::new();
-        while let Ok((is_ready, line)) = told.recv() {
+        while let Ok((is_ready, line)) = example.1.recv() {
             if is_ready {
                 return example;
             }
             said += &line;
         }
         panic!("{name} has ended: {said}");
+    }
+
+    /// Ends its standard input, and waits until it has ended in order. Returns what it has written
+    /// since it was ready.
+    fn end(mut self) -> String {
+        drop(self.0.stdin.take());
+        let said: Vec<String> = self.1.iter().map(|(_, line)| line).collect();
+        let said = said.join("\n");
+        assert!(self.0.wait().unwrap().success(), "{said}");
+        said
     }
 }
 
@@ -433,5 +423,26 @@ fn http_hyper_keeps_what_is_not_read() {
         let bodies = answer.iter().filter(|byte| **byte == b'.').count();
         // Each head has one dot.
         assert_eq!((heads, bodies), (REQUESTS, REQUESTS * (1 + 4096 - 10)));
+    });
+}
+
+/// h2load multiplexes requests of HTTP/2, whose tasks run on any thread. None fails, and nothing is
+/// left.
+#[test]
+fn http_axum_answers_h2load() {
+    if let Err(why) = installed(&["h2load"]) {
+        return skip(&why);
+    }
+    build(&["http_axum"]);
+    in_a_network(|| {
+        let server = Example::start("http_axum", "serve", "serves HTTP");
+        for requests in ["-n 3000 -c 10 -m 20", "-n 300 -c 100 -m 3"] {
+            let out = namespace::command(&format!("h2load {requests} http://192.0.2.2/hello/h2load"));
+            let total: u32 = requests.split(' ').nth(1).unwrap().parse().unwrap();
+            assert!(out.contains("Application protocol: h2c"), "{out}");
+            assert!(out.contains(&format!("{total} done, {total} succeeded, 0 failed, 0 errored")), "{out}");
+            assert!(out.contains(&format!("status codes: {total} 2xx")), "{out}");
+        }
+        assert!(server.end().contains("0 connections and 0 pages are left"));
     });
 }

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""streams_table.py [--report FILE] [--runs N] [--duration SECS] [--seeds N]: the goals of streams in one table.
+
+Each row has the work, the peer, the figure (median and range), the goal and the verdict. Most are goals of the suite `streams`, and are
+read from the JSON that it prints; `--report` names such a file, so that the suite is not run. Rows of other programs follow: instructions
+by callgrind, loss.py, and the test of idle connections. What is not measured is printed with the reason. Needs root and a release build:
+
+    cargo build --release && cargo build --release -p netmem-bench
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+BENCH = os.environ.get("NETMEM_BENCH", str(TARGET / "release/netmem-bench"))
+NETMEM = os.environ.get("NETMEM", str(TARGET / "release/netmem"))
+# Of an MTU of 1500.
+PAYLOAD = 1448
+# Bytes that callgrind's run moves: one for each nanosecond of its duration.
+COUNTED = 16_000_000
+# (work, peer, goal, why there is no figure)
+UNMEASURED = [
+    ("memcached: user-mode CPU time of a request", "Debian's", "<= 0.5", "the suite's CPU time is of user and kernel mode together"),
+    ("HTTP, a connection opened, served and closed: CPU time, both ends on our device", "kernel over veth", "<= 1/3", "no suite has the row"),
+    ("the same, the server's CPU time, the kernel's clients behind a tap", "nginx", "<= 0.6", "no suite has the row"),
+    ("gain of two threads over one, over the gain of plain", "refs: plain", ">= 0.9", "no suite has the row of two threads with both ends each"),
+]
+
+
+class Failed(Exception):
+    """Why a row has no figure."""
+
+
+def output(*command, **variables):
+    environment = os.environ | variables | {"NETMEM": NETMEM}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    except OSError as error:
+        raise Failed(f"{command[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        raise Failed(f"{command[0]} ended with {done.returncode}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]}")
+    return done.stdout
+
+
+def reached(value, sign, bound):
+    return "reached" if (value >= bound if sign == ">=" else value <= bound) else "missed"
+
+
+def suite_rows(args):
+    """The goals of the suite, each of which reads `WORK: OURS / PEER SIGN BOUND`."""
+    if args.report:
+        report = json.loads(pathlib.Path(args.report).read_text())
+        # A file of results has several suites.
+        report = next((suite for suite in report.get("suites", [report]) if suite["suite"] == "streams"), None)
+        if report is None:
+            raise Failed(f"{args.report} has no suite streams")
+    else:
+        options = [f"--{name}={value}" for name, value in [("runs", args.runs), ("duration", args.duration)] if value]
+        report = json.loads(output(BENCH, "streams", "--json", "--long", *options))
+    for goal in report["goals"]:
+        work, compared = goal["goal"].rsplit(": ", 1)
+        names, sign, bound = re.fullmatch(r"(.*) (>=|<=) (\S+)", compared).groups()
+        ours, peer = names.split(" / ")
+        value = goal.get("value")
+        figure = f"{value['median']:.2f} ({value['min']:.2f}..{value['max']:.2f})" if value else goal.get("why", "not measured")
+        yield f"{work}: {ours}", peer, figure, f"{sign} {bound}", goal["verdict"]
+
+
+def instructions_row(_args):
+    """Counts the function `timed` of `turns.rs`, which is compiled for each stack. Its instances have the same name, but for a hash."""
+    if not shutil.which("valgrind") or not shutil.which("nm"):
+        raise Failed("valgrind or nm is not installed")
+    counts = {}
+    for symbol in re.findall(r" (\S*7streams5turns5timed\S*)$", output("nm", BENCH), re.M):
+        with tempfile.TemporaryDirectory() as folder:
+            counted = ["--tool=callgrind", "--demangle=no", f"--toggle-collect={symbol}", f"--callgrind-out-file={folder}/out"]
+            run = [BENCH, "streams", "--rows", "*in turns*", "--runs", "1", f"--duration={COUNTED / 1e9}"]
+            # The exit status is not read: under valgrind, the report at the end may end with SIGSEGV,
+            # where rustix reads the vDSO, which valgrind does not map. The counts are written then.
+            subprocess.run(["valgrind", *counted, *run], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            out = pathlib.Path(folder, "out")
+            text = out.read_text() if out.exists() else ""
+        if not (total := re.search(r"^totals: (\d+)", text, re.M)):
+            raise Failed("callgrind has counted nothing")
+        stack = "smoltcp" if re.search(r"^fn=.*smoltcp", text, re.M) else "ours"
+        counts[stack] = int(total[1]) / (COUNTED / PAYLOAD)
+    if set(counts) != {"ours", "smoltcp"}:
+        raise Failed(f"callgrind has counted {counts}")
+    return f"{counts['ours']:.0f} (smoltcp {counts['smoltcp']:.0f})", reached(counts["ours"], "<=", 4600)
+
+
+def idle_row(_args):
+    test = ["cargo", "test", "--quiet", "--release", "-p", "netmem-inet", "--test", "memory", "idle", "--", "--nocapture"]
+    own, remote = map(int, re.findall(r"(\d+) bytes for each of", output(*test, NETMEM_CONNECTIONS="100000")))
+    # The test fails if an idle connection holds a page.
+    return f"{own} bytes, no page (with a stream of any thread {remote})", reached(own, "<=", 1024)
+
+
+def loss_rows(args):
+    text = output(sys.executable, "bench/peers/loss.py", "--seeds", str(args.seeds))
+    for row in ["netmem to kernel", "kernel to netmem"]:
+        ratio = float(re.search(rf"^{row} .* (\S+)$", text, re.M)[1])
+        yield row, f"{ratio:.2f} (median of the ratios of {args.seeds} seeds)", reached(ratio, ">=", 1.0)
+
+
+def rows(args):
+    def one(work, peer, goal, measure):
+        try:
+            figure, verdict = measure(args)
+        except Failed as why:
+            figure, verdict = str(why), "skipped"
+        return work, peer, figure, goal, verdict
+
+    yield one("instructions of a segment of 1448 bytes, both ends and the device", "smoltcp", "<= 4600", instructions_row)
+    try:
+        yield from suite_rows(args)
+    except Failed as why:
+        yield "the goals of the suite", "-", str(why), "-", "skipped"
+    loss = "throughput at 1 % loss and 20 ms"
+    try:
+        yield from ((f"{loss}: {row}", "kernel to kernel", figure, ">= 1.0", verdict) for row, figure, verdict in loss_rows(args))
+    except Failed as why:
+        yield loss, "kernel to kernel", str(why), ">= 1.0", "skipped"
+    yield one("an idle connection", "-", "<= 1 KiB, no page", idle_row)
+    for work, peer, goal, why in UNMEASURED:
+        yield work, peer, why, goal, "not measured"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", help="a file with the JSON of the suite")
+    parser.add_argument("--runs", type=int, help="of the suite")
+    parser.add_argument("--duration", help="of a run of the suite, in seconds")
+    parser.add_argument("--seeds", type=int, default=200, help="of loss.py")
+    args = parser.parse_args()
+    print("| work | peer | figure | goal | |\n| --- | --- | --- | --- | --- |")
+    for row in rows(args):
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

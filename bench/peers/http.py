@@ -1,0 +1,126 @@
+#!/usr/bin/env -S python3 -B
+"""http.py [--runs N] [--seconds SECS] [--clients N]: the server's CPU time of an HTTP connection, netmem's and nginx's.
+
+wrk opens a connection for each request, which the server closes after an answer of 100 bytes. The servers take turns:
+  `netmem serve http` behind a tap; the kernel of the tap's namespace has the clients
+  Debian's nginx, one process, over a veth pair, with the kernel's default congestion control: an answer is one segment
+A server has CPU 0, and wrk CPU 1. CPU time is the run time of all threads of the server (`/proc/PID/task/*/schedstat`), softirqs at the end of
+its system calls included. So a server on the kernel's sockets does not pay for segments that are received in softirqs of the client, and netmem
+pays for those that the kernel receives while it writes to the tap. Prints us of a connection, and the ratio of netmem to nginx in each pair of
+runs: median (lowest..highest). Needs root, nginx and wrk. NETMEM names the command.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from loss import NETMEM, Namespace, run, tap
+
+CONF = """
+daemon off; master_process off; pid pid; error_log stderr;
+events { worker_connections 1000; }
+http {
+  access_log off;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  server { listen 10.86.0.2:80 backlog=4096; location / { return 200 "BODY"; } }
+}
+""".replace("BODY", "x" * 100)
+
+
+def inside(namespace, *command):
+    return ["ip", "netns", "exec", namespace.name, *command]
+
+
+class Server:
+    """A process on CPU 0, the namespace of its clients, and its CPU time."""
+
+    def __init__(self, command, clients):
+        self.clients = clients
+        self.process = subprocess.Popen(["taskset", "-c", "0", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def ns(self):
+        threads = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads)
+
+    def measure(self, args, seconds):
+        """Microseconds of a connection."""
+        before = self.ns()
+        wrk = ["taskset", "-c", "1", "wrk", "-t1", f"-c{args.clients}", f"-d{seconds}s", "--timeout", "20s", "-H", "Connection: close"]
+        done = subprocess.run(inside(self.clients, *wrk, "http://10.86.0.2/100"), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert not re.search("Socket errors|Non-2xx", done.stdout), done.stdout
+        return (self.ns() - before) / 1000 / int(re.search(r"(\d+) requests in", done.stdout)[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(20)
+
+
+def netmem(clients):
+    name = tap()
+    server = Server([NETMEM, "serve", "http", "--port", f"tap:{name}", "--addr", "10.86.0.2/24"], clients)
+    deadline = time.monotonic() + 20
+    while not pathlib.Path("/sys/class/net", name).exists():
+        assert time.monotonic() < deadline, "no tap appears"
+        time.sleep(0.01)
+    clients.takes(name, "10.86.0.1/24")
+    return server
+
+
+def nginx(clients, home, folder):
+    ends = tap(), tap()
+    run("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+    clients.takes(ends[0], "10.86.0.1/24")
+    home.takes(ends[1], "10.86.0.2/24")
+    pathlib.Path(folder, "nginx.conf").write_text(CONF)
+    return Server(inside(home, "nginx", "-e", "stderr", "-p", folder, "-c", "nginx.conf"), clients)
+
+
+def ready(server, args):
+    """Warms a server up. It may not listen at first."""
+    for _ in range(100):
+        try:
+            return server.measure(args, 1)
+        except (AssertionError, subprocess.CalledProcessError, ZeroDivisionError):
+            assert server.process.poll() is None, "the server has ended"
+            time.sleep(0.05)
+    raise AssertionError("the server does not answer")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--seconds", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=50)
+    args = parser.parse_args()
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    missing = [program for program in ("wrk", "nginx", "taskset") if not shutil.which(program)]
+    if missing or not os.access(NETMEM, os.X_OK) or os.geteuid() != 0:
+        sys.exit(f"skipped: not root, no {NETMEM}, or not installed: {', '.join(missing)}")
+    with Namespace() as first, Namespace() as second, Namespace() as third, tempfile.TemporaryDirectory() as folder:
+        with netmem(first) as ours, nginx(second, third, folder) as theirs:
+            servers = ours, theirs
+            for server in servers:
+                ready(server, args)
+            pairs = []
+            for number in range(args.runs):
+                # Forwards and backwards.
+                order = servers if number % 2 == 0 else servers[::-1]
+                values = {server: server.measure(args, args.seconds) for server in order}
+                pairs.append((values[ours], values[theirs]))
+    for name, values in [("netmem", [one for one, _ in pairs]), ("nginx", [other for _, other in pairs]),
+                         ("netmem / nginx", [one / other for one, other in pairs])]:
+        print(f"{name:15} {statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})")
+
+
+if __name__ == "__main__":
+    main()

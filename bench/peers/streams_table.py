@@ -27,7 +27,6 @@ PAYLOAD = 1448
 COUNTED = 16_000_000
 # (work, peer, goal, why there is no figure)
 UNMEASURED = [
-    ("memcached: user-mode CPU time of a request", "Debian's", "<= 0.5", "the suite's CPU time is of user and kernel mode together"),
     ("HTTP, a connection opened, served and closed: CPU time, both ends on our device", "kernel over veth", "<= 1/3", "no suite has the row"),
     ("gain of two threads over one, over the gain of plain", "refs: plain", ">= 0.9", "no suite has the row of two threads with both ends each"),
 ]

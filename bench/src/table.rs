@@ -70,6 +70,7 @@ pub(crate) fn heading(section: &str) -> &str {
         "memcached: throughput" => "memcached, 100 get to 1 set, 32 connections: requests a second",
         "memcached: CPU of the server" => "Requests in a second of the server's CPU time",
         "memcached: CPU of both sides" => "Requests in a second of CPU time of server and client together",
+        "memcached: CPU in user mode" => "The server's CPU time of a request in user mode, by the kernel's ticks",
         "cost of a segment" => {
             "CPU time by segments of 248 to 1448 bytes, both ends: what a segment costs whatever its length"
         }

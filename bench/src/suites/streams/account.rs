@@ -9,7 +9,8 @@
 //! idle.
 //!
 //! Both versions of control groups are understood: `cpuacct.usage` of version 1 (nanoseconds), and
-//! `cpu.stat` of version 2 (microseconds).
+//! `cpu.stat` of version 2 (microseconds). The part in user mode is counted by ticks of the kernel
+//! (4 ms at 250 Hz), unless it is built with an exact count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,9 +53,9 @@ fn own(mounts: &str, groups: &str) -> Option<(PathBuf, bool)> {
     Some((mount("cgroup2", None)?.join(group(&str::is_empty)?), false))
 }
 
-/// The number of microseconds in `cpu.stat`.
-fn usage_us(stat: &str) -> Option<u64> {
-    stat.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())
+/// The number of microseconds in a line of `cpu.stat`.
+fn microseconds(stat: &str, name: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 impl Group {
@@ -81,12 +82,22 @@ impl Group {
 
     /// The CPU time of the group's tasks so far.
     pub(super) fn usage_ns(&self) -> Result<u64, String> {
+        self.ns("cpuacct.usage", "usage_usec")
+    }
+
+    /// The part of it in user mode.
+    pub(super) fn user_ns(&self) -> Result<u64, String> {
+        self.ns("cpuacct.usage_user", "user_usec")
+    }
+
+    /// The nanoseconds in a file of version 1, or in a line of `cpu.stat`.
+    fn ns(&self, file: &str, line: &str) -> Result<u64, String> {
         if self.nanoseconds {
-            let path = self.path.join("cpuacct.usage");
+            let path = self.path.join(file);
             return read(&path)?.trim().parse().map_err(|e| format!("{}: {e}", path.display()));
         }
         let path = self.path.join("cpu.stat");
-        usage_us(&read(&path)?).map(|us| us * 1000).ok_or_else(|| format!("{}: no usage_usec", path.display()))
+        microseconds(&read(&path)?, line).map(|us| us * 1000).ok_or_else(|| format!("{}: no {line}", path.display()))
     }
 }
 
@@ -137,7 +148,8 @@ mod tests {
 
     #[test]
     fn usage_is_one_line_of_several() {
-        assert_eq!(usage_us("user_usec 1\nusage_usec 1234\nsystem_usec 3\n"), Some(1234));
-        assert_eq!(usage_us("user_usec 1\n"), None);
+        let stat = "user_usec 1\nusage_usec 1234\nsystem_usec 3\n";
+        assert_eq!(["usage_usec", "user_usec"].map(|line| microseconds(stat, line)), [Some(1234), Some(1)]);
+        assert_eq!(microseconds("user_usec 1\n", "usage_usec"), None);
     }
 }

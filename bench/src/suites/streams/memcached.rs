@@ -295,6 +295,7 @@ impl Benchmark for Memcached {
             ("memcached: throughput", "second", "requests"),
             ("memcached: CPU of the server", "CPU second", "requests"),
             ("memcached: CPU of both sides", "CPU second", "requests"),
+            ("memcached: CPU in user mode", "request", "ns"),
         ];
         let head = |(section, per, unit)| Head { name: name.into(), section, threads: 1, per, unit, ..Head::default() };
         rows.map(head).into()
@@ -318,18 +319,17 @@ impl Benchmark for Memcached {
             let mut running = self.start()?;
             running.load.run(Duration::from_nanos(harness.duration_ns() / 4))?;
             let usage = |running: &Running| running.group.usage_ns().map_err(anyhow::Error::msg);
-            let (server, all) = (usage(&running)?, self.env.cpu_ns()?);
+            let user = |running: &Running| running.group.user_ns().map_err(anyhow::Error::msg);
+            let (server, in_user, all) = (usage(&running)?, user(&running)?, self.env.cpu_ns()?);
             let (requests, elapsed) = running.load.run(Duration::from_nanos(harness.duration_ns()))?;
-            let server = usage(&running)? - server;
+            let (server, in_user) = (usage(&running)? - server, user(&running)? - in_user);
             let all = self.env.cpu_ns()? - all + server;
             let elapsed_ns = elapsed.as_nanos() as u64;
-            let sample = |ns: u64| Sample {
-                value: requests as f64 * 1e9 / ns.max(1) as f64,
-                elapsed_ns: Some(elapsed_ns),
-                operations: Some(requests),
-                ..Sample::default()
-            };
-            Ok(vec![sample(elapsed_ns), sample(server), sample(all)])
+            let sample =
+                |value| Sample { value, elapsed_ns: Some(elapsed_ns), operations: Some(requests), ..Sample::default() };
+            let rate = |ns: u64| sample(requests as f64 * 1e9 / ns.max(1) as f64);
+            let in_user = sample(in_user as f64 / requests.max(1) as f64);
+            Ok(vec![rate(elapsed_ns), rate(server), rate(all), in_user])
         };
         let name = if self.server == Server::Ours { "memcached, ours" } else { "memcached, Debian's" };
         measure().map_err(|source| BenchError::Stream { variant: name.into(), source })

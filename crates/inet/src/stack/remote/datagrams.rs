@@ -96,7 +96,7 @@ impl<M: Mapped> DatagramEnd<M> {
         }
         let Some(wanted) = self.awaits_pages else { return };
         if waits || self.socket.awaits_page(cx) || !self.parts.pages.admits(wanted) {
-            self.socket.wait_for_page(cx);
+            self.socket.wait_for_pages(cx, wanted as usize);
         } else {
             self.awaits_pages = None;
             self.port.wake_writer();

@@ -2,7 +2,7 @@
 
 use crate::CPUS;
 use netmem_testing::namespace::{command, in_namespace, in_peer_namespace, ip};
-use netmem_testing::tree::{example, netmem};
+use netmem_testing::tree::{TREE, example, example_of_tests, netmem};
 use netmem_testing::{installed, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
@@ -121,6 +121,64 @@ fn the_echo_server_answers_clients_of_the_kernel() {
         let answered: u64 =
             report.lines().filter_map(|line| line.split(", ").nth(1)?.split(' ').next()?.parse::<u64>().ok()).sum();
         assert!(answered >= 1600, "{report}");
+    });
+}
+
+/// Sockets in the map of a program that Aya has loaded answer the kernel's clients by two queues.
+/// The program, its map and its link are Aya's, and leave the interface with the process.
+#[test]
+fn sockets_in_a_map_of_aya_answer() {
+    let _shared = CPUS.read().unwrap_or_else(PoisonError::into_inner);
+    if let Err(why) = installed(&["clang"]) {
+        return skip(&why);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let object = dir.path().join("udp_echo.o").display().to_string();
+    command(&format!("clang --target=bpf -O2 -g -c {TREE}/tests/aya/udp_echo.bpf.c -o {object}"));
+    let echo = example_of_tests("xsk_aya");
+    in_namespace(|| {
+        ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
+        no_offloads("v0");
+        no_offloads("v1");
+        addresses("v0", SERVER);
+        let mut server = start(&echo, &format!("v0 {object}"), "ready: UDP port 7, 2 queues of v0");
+        let programs = || command("ip -details link show v0").contains("prog/xdp");
+        assert!(programs());
+        let other = UdpSocket::bind((SERVER[0], 8)).unwrap();
+        let (end, ended) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let peer = in_peer_namespace("v1", move || {
+            addresses("v1", CLIENT);
+            // Several flows, so that the kernel spreads them over the queues.
+            for number in 0..16_u16 {
+                let socket = UdpSocket::bind((CLIENT[0], 4000 + number)).unwrap();
+                socket.connect((SERVER[0], 7)).unwrap();
+                socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+                let message = [number as u8; 1000];
+                let mut answer = [0; 2000];
+                // One may be lost while the neighbour's address is resolved.
+                let came = (0..20).any(|_| {
+                    socket.send(&message).unwrap();
+                    socket.recv(&mut answer).is_ok_and(|len| answer[..len] == message)
+                });
+                assert!(came, "no answer to {number}");
+            }
+            let socket = UdpSocket::bind((CLIENT[0], 0)).unwrap();
+            socket.send_to(b"for the kernel", SocketAddr::new(SERVER[0], 8)).unwrap();
+            tell.send(()).unwrap();
+            // The interface ends with this namespace.
+            let _ = ended.recv();
+        });
+        told.recv().unwrap();
+        let mut bytes = [0; 100];
+        other.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        assert_eq!(other.recv(&mut bytes).unwrap(), 14);
+        drop(server.0.stdin.take());
+        let report = server.report();
+        let answered: u64 = report.split(' ').next().unwrap().parse().unwrap();
+        assert!(answered >= 16 && !programs(), "{report}");
+        drop(end);
+        peer.join().unwrap();
     });
 }
 

@@ -15,7 +15,8 @@ pub(crate) struct XdpArgs {
     #[arg(long, value_name = "MODE")]
     pub(crate) xdp_mode: Option<XdpModeArg>,
     /// With xsk:IFACE: the thread that receives polls the driver, which interrupts it less. Needs
-    /// CAP_NET_ADMIN, and napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/IFACE
+    /// CAP_NET_ADMIN, and napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/IFACE. The
+    /// report of perf says whether it had an effect: it has none with drivers without NAPI, as veth
     #[arg(long)]
     pub(crate) busy_poll: bool,
 }

@@ -52,6 +52,11 @@ pub fn example(name: &str) -> PathBuf {
     build(&["--package", "netmem", "--all-features", "--example", name]).join("examples").join(name)
 }
 
+/// An example of the package `netmem-tests`, built now.
+pub fn example_of_tests(name: &str) -> PathBuf {
+    build(&["--package", "netmem-tests", "--example", name]).join("examples").join(name)
+}
+
 /// Builds the programs that scripts in `bench/peers` run, in the folder beside [`netmem`]:
 /// optimised if `NETMEM` names the command, which is then a release build.
 pub fn build_peers() {

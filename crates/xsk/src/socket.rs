@@ -360,6 +360,16 @@ impl XskSocket {
         self.multi_buffer
     }
 
+    /// Whether busy polling has an effect: whether the kernel knows which part of the driver (NAPI)
+    /// it is to poll for the socket. `None` without [`QueueOptions::busy_poll`].
+    ///
+    /// In copy mode, the kernel learns it from the first frame that it receives for the socket, and
+    /// never if the driver has none (veth of Linux 6.18). A system call.
+    #[must_use]
+    pub fn is_busy_polled(&self) -> Option<bool> {
+        self.busy_poll.then(|| sys::has_napi(self.fd.as_fd()))
+    }
+
     /// What the kernel counts for the socket. A system call.
     ///
     /// # Errors

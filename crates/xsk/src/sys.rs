@@ -125,6 +125,11 @@ pub(crate) fn prefers_busy_poll(fd: BorrowedFd<'_>) -> bool {
     get(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL).is_ok_and(|on: i32| on != 0)
 }
 
+/// Whether the kernel knows the NAPI that the socket's frames come from.
+pub(crate) fn has_napi(fd: BorrowedFd<'_>) -> bool {
+    get(fd, libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID).is_ok_and(|number: i32| number != 0)
+}
+
 /// Makes the socket's send buffer at least `bytes` large, beyond the system's limit if this is
 /// permitted. A smaller buffer is no error: the kernel then sends fewer frames at a time.
 pub(crate) fn grow_send_buffer(fd: BorrowedFd<'_>, bytes: usize) {

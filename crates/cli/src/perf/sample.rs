@@ -56,12 +56,20 @@ pub(crate) struct SocketMode {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) copy_reason: Option<String>,
     pub(crate) multi_buffer: bool,
+    /// With `--busy-poll`: whether it had an effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) busy_polled: Option<bool>,
 }
 
 impl SocketMode {
+    /// Of a socket that has received frames.
     pub(crate) fn of(socket: &XskSocket) -> Self {
-        let copy_reason = socket.copy_reason().map(|reason| reason.to_string());
-        Self { mode: socket.mode().to_string(), copy_reason, multi_buffer: socket.is_multi_buffer() }
+        Self {
+            mode: socket.mode().to_string(),
+            copy_reason: socket.copy_reason().map(|reason| reason.to_string()),
+            multi_buffer: socket.is_multi_buffer(),
+            busy_polled: socket.is_busy_polled(),
+        }
     }
 }
 
@@ -69,6 +77,11 @@ impl fmt::Display for SocketMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.mode)?;
         self.copy_reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))?;
-        f.write_str(if self.multi_buffer { ", frames of several buffers" } else { ", frames of one buffer" })
+        f.write_str(if self.multi_buffer { ", frames of several buffers" } else { ", frames of one buffer" })?;
+        f.write_str(match self.busy_polled {
+            None => "",
+            Some(true) => ", polled busily",
+            Some(false) => "; busy polling had no effect: the kernel knows no NAPI of the driver to poll",
+        })
     }
 }

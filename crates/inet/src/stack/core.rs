@@ -54,9 +54,9 @@ impl<P: Payload> Core<P> {
 
     /// Whether there is work for the next poll.
     pub(crate) fn has_work(&self) -> bool {
-        let Self { resources: Resources { host, egress, .. }, tcp, datagrams, .. } = self;
+        let Self { resources: Resources { host, egress, pages, .. }, tcp, datagrams, .. } = self;
         let hops = tcp.schedule.waits_for_hops() && self.hop_changes != host.hop_changes();
-        tcp.schedule.is_due() || hops || !egress.loopback.is_empty() || datagrams.has_work()
+        tcp.schedule.is_due() || hops || pages.asked || !egress.loopback.is_empty() || datagrams.has_work()
     }
 
     /// Whether a packet or a connection waits for the transmit queue.
@@ -70,7 +70,8 @@ impl<P: Payload> Core<P> {
             return Some(self.resources.now);
         }
         let own = [self.tcp.schedule.poll_timeout(), self.fragments.poll_timeout(), self.datagrams.poll_timeout()];
-        own.into_iter().chain([self.resources.host.neighbors_due()]).flatten().min()
+        let shared = [self.resources.pages.poll_timeout(), self.resources.host.neighbors_due()];
+        own.into_iter().chain(shared).flatten().min()
     }
 
     /// The part of a poll that follows the received frames: runs timers, and sends what is due.
@@ -81,6 +82,7 @@ impl<P: Payload> Core<P> {
         P: Transmit<T>,
     {
         let mut work = Control { resources: &mut self.resources, tx }.poll_neighbors();
+        self.resources.pages.asked = false;
         self.check_hops();
         self.fragments.handle_timeout(self.resources.now);
         let Self { resources, tcp, datagrams, .. } = self;

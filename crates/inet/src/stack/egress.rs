@@ -103,6 +103,12 @@ impl<M: Mapped> Egress<M> {
         self.pool.alloc().is_some()
     }
 
+    /// Whether the pool has so many pages now.
+    pub(crate) fn has_pages(&self, pages: usize) -> bool {
+        let found: Vec<_> = std::iter::from_fn(|| self.pool.alloc()).take(pages).collect();
+        found.len() == pages
+    }
+
     /// Bytes in pages of the pool.
     pub(crate) fn pages_of(&mut self, bytes: &[u8]) -> Option<Vec<Frag<M>>> {
         let page_size = self.pool.page_size();

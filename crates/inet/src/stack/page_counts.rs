@@ -41,7 +41,7 @@ impl PageCounts {
 
     /// Whether a holder of `held` pages may hold `more`, at least one. What is free without the
     /// holder is the same for each of them, and so is the share.
-    fn admits_more(&self, held: u32, more: u32) -> bool {
+    pub(crate) fn admits_more(&self, held: u32, more: u32) -> bool {
         let free = self.free();
         more <= free && held.saturating_add(more) <= share(free, held, self.limit)
     }
@@ -78,9 +78,14 @@ impl<M: Mapped> RemotePages<M> {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Whether a byte that is written now would find a page.
+    /// Whether the counts admit a page for a byte that is written now. The pool can still be empty.
     pub(crate) fn has_page(&self) -> bool {
-        self.counts.admits(self.held()) || self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.counts.admits(self.held()) || self.has_open_page()
+    }
+
+    /// Whether there is a page into which the next byte would be written.
+    pub(crate) fn has_open_page(&self) -> bool {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// The most pages that it can ever hold: its share if no other page is counted, at least one.

@@ -16,14 +16,26 @@
 //! bytes that were written into it are acknowledged. Payload that the user sends by reference is
 //! the user's, and does not count. All calls are of the stack's thread;
 //! [`page_counts`](crate::stack::page_counts) has what other threads read and write.
+//!
+//! **Waiting.** A user that found no page is woken by a poll of the stack. Acknowledgements and
+//! completions, which release pages, are work of polls. But payload that was received can be
+//! dropped, and pages of the pool can be returned, without a poll. So a call that finds no page
+//! requests one ([`SendPages::asked`]), and the stack polls every [`RETRY`] while a user waits for
+//! such a page.
 
 use crate::stack::page_counts::{PageCounts, RemotePages};
 use crate::stack::transport::handles::ConnectionId;
-use crate::tcp::Seq;
+use crate::tcp::{Seq, share};
+use crate::time::Time;
 use netmem_pool::{Mapped, Page};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// After so long, users that found too few pages try again: other threads return pages, too, and
+/// notify no stack.
+pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
 /// The most pages of the reserve.
 const MOST_RESERVED: usize = 1024;
@@ -33,6 +45,10 @@ pub(crate) struct SendPages {
     pub(crate) counts: Arc<PageCounts>,
     /// Connections whose users want to write, in the order in which they found no page.
     waiting: VecDeque<ConnectionId>,
+    /// A user found too few pages since the last poll.
+    pub(crate) asked: bool,
+    /// When connections that wait try again whatever has happened.
+    retry: Option<Time>,
 }
 
 impl SendPages {
@@ -40,7 +56,8 @@ impl SendPages {
     /// reserve.
     pub(crate) fn new(pages: usize) -> Self {
         let limit = u32::try_from(pages - (pages / 4).min(MOST_RESERVED)).unwrap_or(u32::MAX);
-        Self { counts: Arc::new(PageCounts::new(limit)), waiting: VecDeque::new() }
+        let (waiting, asked, retry) = Default::default();
+        Self { counts: Arc::new(PageCounts::new(limit)), waiting, asked, retry }
     }
 
     /// Pages that payload can still occupy.
@@ -48,9 +65,20 @@ impl SendPages {
         self.counts.free()
     }
 
+    /// The most pages that a holder can ever have: its share if no other page is counted.
+    pub(crate) fn most(&self) -> usize {
+        share(self.counts.limit, 0, self.counts.limit) as usize
+    }
+
     /// Whether a holder of `held` pages may hold one more.
     pub(crate) fn admits(&self, held: usize) -> bool {
         self.counts.admits(u32::try_from(held).unwrap_or(u32::MAX))
+    }
+
+    /// Whether a holder of `held` pages may hold `more`, at least one.
+    pub(crate) fn admits_more(&self, held: usize, more: usize) -> bool {
+        let [held, more] = [held, more].map(|pages| u32::try_from(pages).unwrap_or(u32::MAX));
+        self.counts.admits_more(held, more)
     }
 
     /// Whether a holder of `held` pages has fewer than its share, also if no page is free.
@@ -103,6 +131,18 @@ impl SendPages {
     pub(crate) fn ready(&self) -> usize {
         self.waiting.len().min(self.free() as usize)
     }
+
+    /// Decides when those that still wait try again. They need no timer if all pages are counted
+    /// and are to be acknowledged.
+    pub(crate) fn set_retry(&mut self, now: Time) {
+        let is_silent = self.free() > 0 || self.counts.packed.used() > 0;
+        self.retry = (is_silent && !self.waiting.is_empty()).then(|| now + RETRY);
+    }
+
+    /// When connections that found no page try again.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.retry
+    }
 }
 
 /// The pages that a connection holds to send.
@@ -124,6 +164,11 @@ impl<M: Mapped> WrittenPages<M> {
     pub(crate) fn held(&self) -> usize {
         let own = self.ends.len() + usize::from(self.page.is_some());
         self.remote.as_ref().map_or(own, |remote| remote.held() as usize)
+    }
+
+    /// Whether there is a page into which the next byte would be written.
+    pub(crate) fn has_open_page(&self) -> bool {
+        self.page.is_some() || self.remote.as_ref().is_some_and(|remote| remote.has_open_page())
     }
 
     /// Whether a byte that is written now would find a page.

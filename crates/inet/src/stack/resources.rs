@@ -71,6 +71,12 @@ impl<P: Payload> Resources<P> {
         }
     }
 
+    /// A user waits for pages. The next poll decides when it tries again.
+    pub(crate) fn await_page(&mut self) {
+        self.pages.asked = true;
+        self.wake_driver();
+    }
+
     /// The path to `destination`, if there is one.
     pub(crate) fn find_path(&mut self, destination: IpAddr) -> Option<Path<P>> {
         self.egress.stats.lookups += 1;

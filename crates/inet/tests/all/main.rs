@@ -10,6 +10,7 @@ mod example_server;
 mod handles;
 mod kernel_peer;
 mod model;
+mod page_waits;
 mod queues;
 #[cfg(feature = "quinn")]
 mod quinn;

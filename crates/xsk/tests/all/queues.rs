@@ -477,6 +477,17 @@ fn busy_polling() {
             one_each_way(&mut harness, &mut pool, i);
         }
         assert!(harness.rx.stats().wakeups >= 200);
+        let (mut number, mut len) = (0_i32, 4);
+        let fd = harness.rx.socket().as_fd().as_raw_fd();
+        // SAFETY: an integer, and its length.
+        let read = unsafe {
+            let number = (&raw mut number).cast();
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID, number, &raw mut len)
+        };
+        assert_eq!(read, 0);
+        assert_eq!(harness.rx.socket().is_busy_polled(), Some(number != 0));
+        let plain = Harness::new(4096, 1500, &UmemOptions::new(), QueueOptions::new());
+        assert_eq!(plain.rx.socket().is_busy_polled(), None);
     });
 }
 

@@ -2,6 +2,7 @@
 
 use crate::stack::remote::parts::{DatagramParts, Prepared, StreamPort};
 use crate::stack::remote::port::Asked;
+use crate::stack::remote::waiting::PageRequests;
 use crate::stack::sockets::udp::UdpSocket;
 use netmem_pool::Mapped;
 use std::sync::Arc;
@@ -12,15 +13,14 @@ pub(crate) struct DatagramEnd<M: Mapped> {
     pub(crate) port: Arc<StreamPort<M>>,
     socket: UdpSocket<M>,
     parts: Box<DatagramParts<M>>,
-    /// How many pages the handle waits for, if it does.
-    awaits_pages: Option<u32>,
+    requests: PageRequests,
 }
 
 impl<M: Mapped> DatagramEnd<M> {
     pub(crate) fn new(port: Arc<StreamPort<M>>, socket: UdpSocket<M>, parts: Box<DatagramParts<M>>) -> Self {
         port.set_local(socket.local_addr());
         port.set_connected();
-        Self { port, socket, parts, awaits_pages: None }
+        Self { port, socket, parts, requests: PageRequests::default() }
     }
 
     /// Moves datagrams between the rings and the socket. Returns false if the handle is gone, and
@@ -88,18 +88,11 @@ impl<M: Mapped> DatagramEnd<M> {
     /// If the pool is empty although the counts admit them, they are not woken before the wait of
     /// the socket has ended once: they would find nothing, and ask again at once.
     fn offer_pages(&mut self, cx: &mut Context<'_>) {
-        let mut waits = false;
-        if self.port.take(Asked::PAGE) {
-            let wanted = self.parts.wanted.take();
-            self.awaits_pages = Some(self.awaits_pages.map_or(wanted, |before| before.min(wanted)));
-            waits = self.port.take(Asked::POOL);
-        }
-        let Some(wanted) = self.awaits_pages else { return };
-        if waits || self.socket.awaits_page(cx) || !self.parts.pages.admits(wanted) {
-            self.socket.wait_for_page(cx);
+        let Some((wanted, of_pool)) = self.requests.poll(&self.port, &self.parts.wanted) else { return };
+        if of_pool || self.socket.awaits_page(cx) || !self.parts.pages.admits(wanted) {
+            self.socket.wait_for_pages(cx, wanted as usize);
         } else {
-            self.awaits_pages = None;
-            self.port.wake_writer();
+            self.requests.answer(&self.port);
         }
     }
 }

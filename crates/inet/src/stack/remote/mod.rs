@@ -50,6 +50,7 @@ mod sync;
 #[cfg(feature = "tokio")]
 mod tokio;
 mod udp;
+mod waiting;
 mod write;
 
 pub use listener::TcpListener;

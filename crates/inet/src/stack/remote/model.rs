@@ -1,10 +1,11 @@
-//! The races of `ring.rs` and `port.rs`, in all interleavings (loom).
+//! The races of `ring.rs`, `port.rs` and `waiting.rs`, in all interleavings (loom).
 
 #![allow(clippy::unwrap_used)]
 
 use crate::stack::error::SocketError;
 use crate::stack::remote::port::{Asked, Hub, Port};
 use crate::stack::remote::ring::{Receiver, Sender, ring};
+use crate::stack::remote::waiting::{PageRequests, SendSide, Shortage, Wanted};
 use crate::stack::shared::notifier::Notifier;
 use loom::thread;
 use netmem_packet::Armed;
@@ -282,5 +283,137 @@ fn a_reader_that_goes_to_sleep_against_the_end() {
         assert!(!reader_sleeps || read.0.load(Ordering::Relaxed) > 0);
         assert!(!writer_sleeps || write.0.load(Ordering::Relaxed) > 0);
         drop(hub);
+    });
+}
+
+/// What tasks of two threads send by: a ring of one place, which is full.
+type Side = loom::sync::Arc<SendSide<Token, u32, 1>>;
+
+fn full_side() -> (Side, Receiver<u32, 1>, Arc<Hub<Token>>, Arc<Wanted>) {
+    let (_, hub, port) = port();
+    let (mut sender, receiver) = ring::<u32, 1>();
+    sender.push(7).unwrap();
+    assert!(!sender.publish());
+    let wanted = Arc::<Wanted>::default();
+    (Side::new(SendSide::new(port, sender, wanted.clone())), receiver, hub, wanted)
+}
+
+/// A task that sleeps until it is woken. Loom reports one that sleeps for ever.
+struct Sleeper {
+    woken: loom::sync::atomic::AtomicBool,
+    // Loom's can also end a sleep without a call.
+    notify: loom::sync::Notify,
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        // An exchange, because a model does not order a store after another thread's exchange.
+        self.woken.swap(true, Ordering::AcqRel);
+        self.notify.notify();
+    }
+}
+
+/// Waits until a call can send.
+fn waits_to_write(side: &Side) {
+    let (woken, notify) = (loom::sync::atomic::AtomicBool::new(false), loom::sync::Notify::new());
+    let task = Arc::new(Sleeper { woken, notify });
+    let waker = Waker::from(task.clone());
+    while side.poll_writable(&mut Context::from_waker(&waker), 1).is_pending() {
+        while !task.woken.swap(false, Ordering::AcqRel) {
+            task.notify.wait();
+        }
+    }
+}
+
+/// Two tasks that wait for room: each sleep ends when the stack releases the place.
+#[test]
+fn two_tasks_that_wait_for_room() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = model.preemption_bound.or(Some(3));
+    model.check(|| {
+        let (side, mut receiver, _hub, _wanted) = full_side();
+        let other = {
+            let side = side.clone();
+            thread::spawn(move || waits_to_write(&side))
+        };
+        let stack = {
+            let side = side.clone();
+            thread::spawn(move || {
+                assert_eq!(receiver.pop(), Some(7));
+                if receiver.release() {
+                    side.port.wake_writer();
+                }
+                receiver
+            })
+        };
+        waits_to_write(&side);
+        other.join().unwrap();
+        let _receiver = stack.join().unwrap();
+    });
+}
+
+/// What the stack does with requests for pages until all tasks have been woken: it has the pages.
+/// Returns the numbers that it has read.
+fn answers(side: &Side, hub: &Hub<Token>, wanted: &Wanted, is_over: impl Fn() -> bool) -> Vec<u32> {
+    let (mut requests, mut read) = (PageRequests::default(), Vec::new());
+    while !is_over() {
+        if hub.next().is_none() {
+            thread::yield_now();
+        } else if let Some((pages, of_pool)) = requests.poll(&side.port, wanted) {
+            assert!(!of_pool);
+            read.push(pages);
+            requests.answer(&side.port);
+        }
+    }
+    read
+}
+
+/// A call of a task has found too few pages, and the task waits for as many.
+fn waits_for_pages(side: &Side, pages: u32) {
+    side.lock().shortage = Some(Shortage { pages, of_pool: false });
+    waits_to_write(side);
+}
+
+/// A request for pages against the stack that reads it: the number is not lost.
+#[test]
+fn a_request_for_pages_against_the_stack_that_reads_it() {
+    loom::model(|| {
+        let (side, mut receiver, hub, wanted) = full_side();
+        assert_eq!(receiver.pop(), Some(7));
+        assert!(!receiver.release());
+        let over = loom::sync::Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let task = {
+            let (side, over) = (side.clone(), over.clone());
+            thread::spawn(move || {
+                waits_for_pages(&side, 3);
+                over.swap(true, Ordering::AcqRel);
+            })
+        };
+        assert_eq!(answers(&side, &hub, &wanted, || over.load(Ordering::Acquire)), [3]);
+        task.join().unwrap();
+    });
+}
+
+/// Two tasks that request pages: each sleep ends, and the stack reads no number that is larger than
+/// a task's that it has not answered.
+#[test]
+fn two_tasks_that_request_pages() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = model.preemption_bound.or(Some(2));
+    model.check(|| {
+        let (side, mut receiver, hub, wanted) = full_side();
+        assert_eq!(receiver.pop(), Some(7));
+        assert!(!receiver.release());
+        let over = loom::sync::Arc::new(loom::sync::atomic::AtomicU32::new(0));
+        let tasks = [3, 2].map(|pages| {
+            let (side, over) = (side.clone(), over.clone());
+            thread::spawn(move || {
+                waits_for_pages(&side, pages);
+                over.fetch_add(1, Ordering::AcqRel);
+            })
+        });
+        let read = answers(&side, &hub, &wanted, || over.load(Ordering::Acquire) == 2);
+        assert!(read.iter().all(|pages| (1..=3).contains(pages)), "{read:?}");
+        tasks.into_iter().for_each(|task| task.join().unwrap());
     });
 }

@@ -4,6 +4,7 @@ use crate::stack::page_counts::RemotePages;
 use crate::stack::remote::option::StreamOption;
 use crate::stack::remote::port::{Asked, Hub, Port};
 use crate::stack::remote::ring::{Receiver, Sender, ring};
+use crate::stack::remote::waiting::Wanted;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::sockets::listener::ListenOptions;
 use crate::stack::transport::datagrams::{Manner, ReceivedDatagram};
@@ -12,7 +13,6 @@ use netmem_packet::Packet;
 use netmem_pool::{Frag, Mapped};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The places of a ring of payload.
 pub(crate) const PLACES: usize = 16;
@@ -80,33 +80,6 @@ pub(crate) struct DatagramParts<M: Mapped> {
     pub(crate) sent: Receiver<Prepared<M>, DATAGRAMS>,
     pub(crate) pages: Arc<RemotePages<M>>,
     pub(crate) wanted: Arc<Wanted>,
-}
-
-/// How many pages the calls need that wait for some: the fewest of those since the stack has read
-/// it. A call stores it before it asks for pages.
-pub(crate) struct Wanted(AtomicU32);
-
-impl Wanted {
-    const NONE: u32 = u32::MAX;
-
-    pub(crate) fn add(&self, pages: u32) {
-        self.0.fetch_min(pages, Ordering::Relaxed);
-    }
-
-    /// A request whose number the stack has read with an earlier request wants one page: what was
-    /// woken then asks again.
-    pub(crate) fn take(&self) -> u32 {
-        match self.0.swap(Self::NONE, Ordering::Relaxed) {
-            Self::NONE => 1,
-            pages => pages,
-        }
-    }
-}
-
-impl Default for Wanted {
-    fn default() -> Self {
-        Self(AtomicU32::new(Self::NONE))
-    }
 }
 
 /// A datagram that another thread has copied into pages.

@@ -3,12 +3,12 @@
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Arc,
+    Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Arc,
+    Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, fence},
 };
 
@@ -41,8 +41,8 @@ impl<T> UnsafeCell<T> {
 
 #[cfg(loom)]
 mod stand_in {
+    use super::{AtomicU8, Mutex, Ordering};
     pub(crate) use loom::cell::UnsafeCell;
-    use loom::sync::Mutex;
     use std::collections::VecDeque;
     use std::task::Waker;
 
@@ -71,21 +71,53 @@ mod stand_in {
         }
     }
 
-    /// The waker of `atomic-waker`, whose two calls are each one step.
-    pub(crate) struct WakerCell(Mutex<Option<Waker>>);
+    const WAITS: u8 = 0;
+    const REGISTERS: u8 = 1;
+    const WAKES: u8 = 2;
+
+    /// The waker of `atomic-waker`, by its protocol: a call that registers while another one does is
+    /// dropped, and a call that wakes meanwhile is carried out by the one that registers.
+    pub(crate) struct WakerCell {
+        state: AtomicU8,
+        waker: UnsafeCell<Option<Waker>>,
+    }
+
+    // SAFETY: the state admits one thread to the waker at a time.
+    unsafe impl Sync for WakerCell {}
 
     impl WakerCell {
         pub(crate) fn new() -> Self {
-            Self(Mutex::new(None))
+            Self { state: AtomicU8::new(WAITS), waker: UnsafeCell::new(None) }
+        }
+
+        fn take(&self) -> Option<Waker> {
+            // SAFETY: the caller has changed the state from `WAITS`, and not changed it back.
+            self.waker.with_mut(|waker| unsafe { (*waker).take() })
         }
 
         pub(crate) fn register(&self, waker: &Waker) {
-            *self.0.lock().unwrap_or_else(|poison| poison.into_inner()) = Some(waker.clone());
+            match self.state.compare_exchange(WAITS, REGISTERS, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => {
+                    // SAFETY: as for `take`.
+                    self.waker.with_mut(|place| unsafe { *place = Some(waker.clone()) });
+                    let registered = self.state.compare_exchange(REGISTERS, WAITS, Ordering::AcqRel, Ordering::Acquire);
+                    if registered.is_err() {
+                        let waker = self.take();
+                        self.state.swap(WAITS, Ordering::AcqRel);
+                        waker.into_iter().for_each(Waker::wake);
+                    }
+                }
+                Err(WAKES) => waker.wake_by_ref(),
+                Err(_) => {}
+            }
         }
 
         pub(crate) fn wake(&self) {
-            let waker = self.0.lock().unwrap_or_else(|poison| poison.into_inner()).take();
-            waker.into_iter().for_each(Waker::wake);
+            if self.state.fetch_or(WAKES, Ordering::AcqRel) == WAITS {
+                let waker = self.take();
+                self.state.fetch_and(!WAKES, Ordering::Release);
+                waker.into_iter().for_each(Waker::wake);
+            }
         }
     }
 }

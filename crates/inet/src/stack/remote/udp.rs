@@ -3,17 +3,19 @@
 use crate::stack::address::canonical;
 use crate::stack::error::SocketError;
 use crate::stack::page_counts::RemotePages;
-use crate::stack::remote::parts::{DATAGRAMS, DatagramParts, Prepared, StreamPort, Wanted};
+use crate::stack::remote::parts::{DATAGRAMS, DatagramParts, Opening, Prepared, StreamPort};
 use crate::stack::remote::port::{Asked, pending};
-use crate::stack::remote::ring::{Receiver, Sender, ring};
+use crate::stack::remote::ring::{Receiver, ring};
+use crate::stack::remote::sync::Mutex;
+use crate::stack::remote::waiting::{SendSide, Shortage, Wanted, lock};
 use crate::stack::transport::datagrams::{Manner, ReceivedDatagram};
 use crate::wire::{HEADROOM, Ip, MAX_HEADERS};
 use netmem_packet::{MAX_FRAGS, Packet};
 use netmem_pool::{Frag, Mapped};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// The most datagrams of a call: each has a place in the ring, and calls that find less room wait.
 const MAX_SEGMENTS: usize = 32;
@@ -39,29 +41,11 @@ const MAX_FRAME: usize = 60_000;
 /// Cost: a lock for each direction, which only callers of the same direction contend; a fence; and
 /// the wake-up of the stack's thread if it sleeps.
 pub struct UdpSocket<M: Mapped> {
-    port: Arc<StreamPort<M>>,
-    send: Mutex<Sending<M>>,
+    send: SendSide<Opening<M>, Prepared<M>, DATAGRAMS>,
     receive: Mutex<Receiving<M>>,
     pages: Arc<RemotePages<M>>,
-    wanted: Arc<Wanted>,
-    writers: Arc<Writers>,
     /// The device cuts frames of UDP.
     cuts: bool,
-}
-
-struct Sending<M: Mapped> {
-    ring: Sender<Prepared<M>, DATAGRAMS>,
-    /// The last call that found too few pages since the last wait.
-    shortage: Option<Shortage>,
-}
-
-/// What a call has found too few pages for.
-#[derive(Clone, Copy)]
-struct Shortage {
-    /// The pages that it needs.
-    pages: u32,
-    /// The counts admit them, but the pool has too few.
-    of_pool: bool,
 }
 
 struct Receiving<M: Mapped> {
@@ -106,9 +90,8 @@ impl<M: Mapped> UdpSocket<M> {
         let (pages_of_stack, wanted_of_stack) = (pages.clone(), wanted.clone());
         let parts =
             DatagramParts { received: to_receive, sent: to_send, pages: pages_of_stack, wanted: wanted_of_stack };
-        let send = Mutex::new(Sending { ring: sent, shortage: None });
         let receive = Mutex::new(Receiving { ring: received, rest: None });
-        (Self { port, send, receive, pages, wanted, writers: Arc::default(), cuts }, Box::new(parts))
+        (Self { send: SendSide::new(port, sent, wanted), receive, pages, cuts }, Box::new(parts))
     }
 
     /// Ready when the stack has opened the socket, or has refused. Returns the address and the
@@ -119,8 +102,8 @@ impl<M: Mapped> UdpSocket<M> {
     /// [`SocketError::NotOurs`], [`SocketError::InUse`], [`SocketError::NoPort`];
     /// [`SocketError::StackGone`].
     pub fn poll_bound(&self, cx: &mut Context<'_>) -> Poll<Result<SocketAddr, SocketError>> {
-        self.register_writer(cx);
-        match (self.port.failure(), self.port.local()) {
+        self.send.register_writer(cx);
+        match (self.send.port.failure(), self.send.port.local()) {
             (Some(error), _) => Poll::Ready(Err(error)),
             (None, Some(local)) => Poll::Ready(Ok(local)),
             (None, None) => Poll::Pending,
@@ -130,7 +113,7 @@ impl<M: Mapped> UdpSocket<M> {
     /// The address and the port that it is bound to. `None` until the stack has opened it.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.port.local()
+        self.send.port.local()
     }
 
     /// The most datagrams that a call sends: 32, or fewer if the stack's pool is small, of which a
@@ -151,11 +134,11 @@ impl<M: Mapped> UdpSocket<M> {
     /// need more pages than the socket can ever have, and `most` is the bytes of a call. The errors
     /// of [`poll_bound`](Self::poll_bound).
     pub fn send_to(&self, payload: &[u8], to: SocketAddr, options: &DatagramOptions) -> Result<(), SocketError> {
-        self.check()?;
+        self.send.check()?;
         let to = canonical(to);
         let size = options.segment_size.unwrap_or(payload.len()).min(payload.len()).max(1);
         let in_frame = self.frame_of(payload.len(), size, to)?;
-        let mut send = lock(&self.send);
+        let mut send = self.send.lock();
         if !send.ring.has_room_for(payload.len().div_ceil(in_frame).max(1)) {
             return Err(SocketError::WouldBlock);
         }
@@ -185,7 +168,7 @@ impl<M: Mapped> UdpSocket<M> {
         // A signal to a stack that has ended calls the wakers of users, which may call this socket.
         drop(send);
         if wakes {
-            self.port.signal();
+            self.send.port.signal();
         }
         Ok(())
     }
@@ -257,24 +240,7 @@ impl<M: Mapped> UdpSocket<M> {
     ///
     /// Those of [`poll_bound`](Self::poll_bound).
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
-        self.check()?;
-        let mut send = lock(&self.send);
-        if send.shortage.is_none() && send.ring.has_room_for(MAX_SEGMENTS) {
-            return Poll::Ready(Ok(()));
-        }
-        drop(send);
-        self.register_writer(cx);
-        let mut send = lock(&self.send);
-        if let Some(Shortage { pages, of_pool }) = send.shortage.take() {
-            // As in `send_to`.
-            drop(send);
-            self.wanted.add(pages);
-            self.port.ask(if of_pool { Asked::PAGE.and(Asked::POOL) } else { Asked::PAGE });
-        } else if !send.ring.wait_for_room_for(MAX_SEGMENTS) {
-            return Poll::Ready(Ok(()));
-        }
-        self.check()?;
-        Poll::Pending
+        self.send.poll_writable(cx, MAX_SEGMENTS)
     }
 
     /// Receives datagrams that have arrived one after the other from one station, as many as
@@ -285,13 +251,13 @@ impl<M: Mapped> UdpSocket<M> {
     /// [`SocketError::WouldBlock`]: none is there. Those of [`poll_bound`](Self::poll_bound).
     pub fn recv_from(&self, into: &mut [u8]) -> Result<ReceivedGroup, SocketError> {
         // The end follows the datagrams, so it is read before.
-        let end = self.port.read_end();
+        let end = self.send.port.read_end();
         let mut receive = lock(&self.receive);
         let received = receive.copy_group(into);
         let wakes = receive.ring.release();
         drop(receive);
         if wakes {
-            self.port.signal();
+            self.send.port.signal();
         }
         received.ok_or_else(|| end.and_then(Result::err).unwrap_or(SocketError::WouldBlock))
     }
@@ -307,22 +273,9 @@ impl<M: Mapped> UdpSocket<M> {
             Err(SocketError::WouldBlock) => {}
             outcome => return Poll::Ready(outcome),
         }
-        self.port.register_reader(cx);
+        self.send.port.register_reader(cx);
         lock(&self.receive).ring.wait_for_items();
         pending(self.recv_from(into))
-    }
-
-    fn register_writer(&self, cx: &mut Context<'_>) {
-        let mut waiting = lock(&self.writers.0);
-        if !waiting.iter().any(|other| other.will_wake(cx.waker())) {
-            waiting.push(cx.waker().clone());
-        }
-        drop(waiting);
-        self.port.register_writer(&mut Context::from_waker(&Waker::from(self.writers.clone())));
-    }
-
-    fn check(&self) -> Result<(), SocketError> {
-        self.port.failure().map_or(Ok(()), Err)
     }
 }
 
@@ -398,25 +351,9 @@ impl<M: Mapped> ReceivedDatagram<M> {
     }
 }
 
-/// Tasks that wait until they can send. Waking wakes them all.
-#[derive(Default)]
-struct Writers(Mutex<Vec<Waker>>);
-
-impl Wake for Writers {
-    fn wake(self: Arc<Self>) {
-        let waiting = std::mem::take(&mut *lock(&self.0));
-        waiting.into_iter().for_each(Waker::wake);
-    }
-}
-
-/// A panic of another caller leaves nothing half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<M: Mapped> Drop for UdpSocket<M> {
     fn drop(&mut self) {
-        self.port.ask(Asked::READER_GONE.and(Asked::WRITER_GONE));
+        self.send.port.ask(Asked::READER_GONE.and(Asked::WRITER_GONE));
     }
 }
 
@@ -443,6 +380,7 @@ mod tests {
     use crate::stack::shared::notifier::Notifier;
     use netmem_pool::{Private, SharedPool};
     use std::sync::OnceLock;
+    use std::task::Wake;
 
     /// A waker that uses its socket at once.
     #[derive(Default)]
@@ -454,7 +392,7 @@ mod tests {
     impl Wake for Inline {
         fn wake(self: Arc<Self>) {
             let socket = self.socket.get().expect("a socket");
-            assert!(socket.send.try_lock().is_ok() && socket.receive.try_lock().is_ok(), "a lock is held");
+            assert!(!socket.send.is_locked() && socket.receive.try_lock().is_ok(), "a lock is held");
             let _ = self.outcome.set(socket.send_to(b"x", to(), &DatagramOptions::default()));
         }
     }

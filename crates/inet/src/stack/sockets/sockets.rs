@@ -102,7 +102,7 @@ impl<P: Payload> Sockets<P> {
         let local = canonical(local);
         resources.check_local(local.ip())?;
         let (id, port) = datagrams.bind(resources, local)?;
-        Ok(UdpSocket { core: self.core.clone(), id, local: SocketAddr::new(local.ip(), port) })
+        Ok(UdpSocket { core: self.core.clone(), id, local: SocketAddr::new(local.ip(), port), wanted: 1 })
     }
 
     /// The counters of the stack, also after its end. As

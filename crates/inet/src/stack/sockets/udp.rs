@@ -25,6 +25,9 @@ pub struct UdpSocket<P: Payload> {
     pub(crate) core: SharedCore<P>,
     pub(crate) id: UdpId,
     pub(crate) local: SocketAddr,
+    /// Pages of the datagram for which the last call of [`send_to`](Self::send_to) found too few; 1
+    /// otherwise.
+    pub(crate) wanted: usize,
 }
 
 /// A datagram that was received.
@@ -137,26 +140,32 @@ impl<P: Payload> UdpSocket<P> {
     ///
     /// # Errors
     ///
-    /// [`SocketError::TooLong`], [`SocketError::NoRoute`]; [`SocketError::WouldBlock`]: there is no
-    /// room in the queue, or no page.
+    /// [`SocketError::TooLong`]: also if it needs more pages than all datagrams of the stack can
+    /// have; [`SocketError::NoRoute`]; [`SocketError::WouldBlock`]: there is no room in the queue,
+    /// or there are too few pages.
     pub fn send_to(&mut self, payload: &[u8], to: SocketAddr) -> Result<(), SocketError> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
         let flow = datagrams.flow(resources, self.local, to, payload.len())?;
         // Headers go in front of it.
-        let at = HEADROOM + MAX_HEADERS;
-        let mut page = datagrams.page(resources, 0)?;
-        let most = page.len() - at;
-        let (first, rest) = payload.split_at(payload.len().min(most));
+        let (at, page_size) = (HEADROOM + MAX_HEADERS, resources.egress.pool.page_size());
+        let most = (resources.pages.most() * page_size).saturating_sub(at);
         let too_long = SocketError::TooLong { len: payload.len(), most };
+        if payload.len() > most {
+            return Err(too_long);
+        }
+        self.wanted = (at + payload.len()).div_ceil(page_size);
+        let mut page = datagrams.page(resources, 0)?;
+        let (first, rest) = payload.split_at(payload.len().min(page.len() - at));
         page.copy_from(at, first).map_err(|_| too_long)?;
         let mut packet = Packet::new(page.freeze_range(at..at + first.len()));
         let mut pages = 1;
-        for chunk in rest.chunks(resources.egress.pool.page_size()) {
+        for chunk in rest.chunks(page_size) {
             let mut page = datagrams.page(resources, pages)?;
             page.copy_from(0, chunk).map_err(|_| too_long)?;
             packet.push(page.freeze_range(0..chunk.len())).map_err(|_| too_long)?;
             pages += 1;
         }
+        self.wanted = 1;
         resources.egress.stats.copied_sent += payload.len() as u64;
         datagrams.push(resources, self.id, OutgoingDatagram { flow, packet, pages, manner: Manner::default() });
         Ok(())
@@ -209,10 +218,10 @@ impl<P: Payload> UdpSocket<P> {
         has_room
     }
 
-    /// The waker is called when there may be more pages.
-    pub(crate) fn wait_for_page(&self, cx: &mut Context<'_>) {
+    /// The waker is called when there may be more pages, and the pool has so many.
+    pub(crate) fn wait_for_pages(&self, cx: &mut Context<'_>, pages: usize) {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
-        datagrams.wait_for_page(resources, cx.waker());
+        datagrams.wait_for_pages(resources, pages, cx.waker());
     }
 
     /// Whether that waker has not been called yet.
@@ -232,13 +241,14 @@ impl<P: Payload> UdpSocket<P> {
         next
     }
 
-    /// Ready when there is room for a datagram.
+    /// Ready when there is room for a datagram, and for one of [`send_to`](Self::send_to) so many
+    /// pages as the last call found too few of. Cost: those pages are allocated, and returned.
     pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
         if !datagrams.has_room(resources) {
             datagrams.wait_for_room(cx.waker());
-        } else if !datagrams.has_page(resources) {
-            datagrams.wait_for_page(resources, cx.waker());
+        } else if !datagrams.has_pages(resources, self.wanted) {
+            datagrams.wait_for_pages(resources, self.wanted, cx.waker());
         } else {
             return Poll::Ready(());
         }

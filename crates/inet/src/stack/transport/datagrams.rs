@@ -12,6 +12,7 @@ use crate::route::MIN_PATH_MTU_V4;
 use crate::stack::address::canonical;
 use crate::stack::control::Control;
 use crate::stack::error::SocketError;
+use crate::stack::pages::RETRY;
 use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::Payload;
 use crate::stack::resources::Resources;
@@ -36,9 +37,6 @@ const QUEUE: usize = 1024;
 /// For so long after a long datagram was sent, an error that reports that it was too long is
 /// believed.
 const ERROR_AGE: Duration = Duration::from_secs(3);
-/// After so long, a socket that found too few pages tries again: other threads return pages, too,
-/// and notify no stack.
-const RETRY: Duration = Duration::from_millis(1);
 /// Payload of datagrams that are short enough for each path.
 const SHORT: usize = MIN_PATH_MTU_V4 as usize - 28;
 /// Long datagrams that a socket remembers, for errors about them.
@@ -59,6 +57,8 @@ pub(crate) struct Datagrams<M: Mapped> {
     /// Sockets that found too few pages. Apart from those, because what was copied already needs
     /// no page.
     starved: Vec<Waker>,
+    /// The fewest pages that one of them needs.
+    wanted: usize,
     /// The fewest pages that were free since the first of them waits.
     free: u32,
     /// When they try again whatever has happened.
@@ -180,6 +180,7 @@ impl<M: Mapped> Datagrams<M> {
             ready: VecDeque::new(),
             writers: Vec::new(),
             starved: Vec::new(),
+            wanted: 0,
             free: 0,
             retry: None,
         }
@@ -304,9 +305,9 @@ impl<M: Mapped> Datagrams<M> {
 
     // ---- what is sent
 
-    /// Whether a datagram that is copied would find a page.
-    pub(crate) fn has_page<P: Payload<Mem = M>>(&self, resources: &Resources<P>) -> bool {
-        resources.pages.admits(self.held)
+    /// Whether a datagram that is copied into `pages` pages would find them.
+    pub(crate) fn has_pages<P: Payload<Mem = M>>(&self, resources: &Resources<P>, pages: usize) -> bool {
+        resources.pages.admits_more(self.held, pages) && resources.egress.has_pages(pages)
     }
 
     /// Whether as many datagrams wait for the ring as may.
@@ -328,14 +329,21 @@ impl<M: Mapped> Datagrams<M> {
         }
     }
 
-    /// Registers a waker, which is called when there may be more pages than now: the device has
-    /// completed frames, pages were released, or some time has passed.
-    pub(crate) fn wait_for_page<P: Payload<Mem = M>>(&mut self, resources: &Resources<P>, waker: &Waker) {
+    /// Registers a waker, which is called when the pool has `pages` pages, and there may be more
+    /// than now: the device has completed frames, pages were released, or some time has passed.
+    pub(crate) fn wait_for_pages<P: Payload<Mem = M>>(
+        &mut self,
+        resources: &mut Resources<P>,
+        pages: usize,
+        waker: &Waker,
+    ) {
         if self.starved.is_empty() {
-            (self.free, self.retry) = (resources.pages.free(), Some(resources.now + RETRY));
+            (self.free, self.wanted) = (resources.pages.free(), pages);
         }
+        self.wanted = self.wanted.min(pages);
         if !self.awaits_page(waker) {
             self.starved.push(waker.clone());
+            resources.await_page();
         }
     }
 
@@ -430,11 +438,18 @@ impl<M: Mapped> Datagrams<M> {
         if self.has_room(resources) {
             resources.wakers.append(&mut self.writers);
         }
+        if self.starved.is_empty() {
+            return;
+        }
         let free = resources.pages.free();
         if completed > 0 || free > self.free || self.retry.is_some_and(|at| at <= resources.now) {
-            resources.wakers.append(&mut self.starved);
             self.retry = None;
+            if resources.egress.has_pages(self.wanted) {
+                resources.wakers.append(&mut self.starved);
+                return;
+            }
         }
+        self.retry.get_or_insert(resources.now + RETRY);
         self.free = self.free.min(free);
     }
 

@@ -196,6 +196,10 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
     pub(crate) fn wake_writers(&mut self) {
         let Self { tcp, resources, .. } = self;
         let mut ready = resources.pages.ready();
+        // Without a page in the pool, they would find none, and wait again.
+        if ready > 0 && !resources.egress.has_page() {
+            ready = 0;
+        }
         while ready > 0
             && let Some(id) = resources.pages.next()
         {
@@ -205,5 +209,6 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
                 ready -= 1;
             }
         }
+        resources.pages.set_retry(resources.now);
     }
 }

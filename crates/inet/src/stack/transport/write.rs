@@ -64,7 +64,7 @@ pub(crate) fn can_write<P: Payload>(
     let Some(entry) = connections.get_mut(id) else { return true };
     // Headers, and payload that users allocate from the pool, can have all pages that the shares
     // admit. The page is not kept: a user that never writes would hold it.
-    let is_found = entry.written.page.is_some() || entry.written.remote.is_some() || resources.egress.has_page();
+    let is_found = entry.written.has_open_page() || resources.egress.has_page();
     let can = is_found && entry.written.has_page(&resources.pages);
     if !can {
         wait_for_page(connections, resources, id);
@@ -82,4 +82,5 @@ fn wait_for_page<P: Payload>(connections: &mut Connections<P>, resources: &mut R
     if resources.pages.wait(id) > 2 * connections.len() {
         resources.pages.forget(|id| connections.get(id).is_none());
     }
+    resources.await_page();
 }

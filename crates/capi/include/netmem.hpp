@@ -186,8 +186,8 @@ template <std::size_t N> class frag_group {
         size_ = 0;
     }
 
-    /* Receives up to N fragments by a function of (fragments, N, where to write how many). The group
-     * is empty before. */
+    /* Receives up to N fragments by a function of (fragments, N, where to write how many). What the
+     * group has is released before. */
     template <typename Receive> netmem_status receive_by(Receive receive) {
         clear();
         return receive(frags_, N, &size_);
@@ -205,8 +205,8 @@ template <std::size_t N> class frag_group {
         check(status);
         return received;
     }
-    /* Sends the fragments by a function of (fragments, how many, where to write how many were sent),
-     * and returns how many. The others stay in the group, also if this throws. */
+    /* Sends the fragments by a function of (fragments, how many, where to write how many were
+     * sent), and returns how many. The others stay in the group, also if this throws. */
     template <typename Send> std::size_t send_by(Send send) {
         std::size_t sent = 0;
         const netmem_status status = send(frags_, size_, &sent);

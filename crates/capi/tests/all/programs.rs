@@ -44,6 +44,12 @@ fn misuse_is_an_error() {
     each(CPP, &["-std=c++17", "-xc++"], "tests/all/misuse.c", |out| assert_eq!(out, "each misuse was found\n"));
 }
 
+#[test]
+fn the_library_is_never_unloaded() {
+    // Linked to what is called only: the program loads the library by itself.
+    each(C, &["-std=c11", "-Wl,--as-needed"], "tests/all/unload.c", |out| assert_eq!(out, "NETMEM_OK\n"));
+}
+
 /// Each function that runs code of the program: an exception of that code ends in an abort, and not
 /// in the frames of the library.
 #[test]

@@ -166,28 +166,6 @@ pub(crate) unsafe fn variables<'a, M: Memory>(frags: *mut netmem_frag, n: usize)
     unsafe { std::slice::from_raw_parts_mut(frags.cast(), n) }
 }
 
-/// Releases a fragment by `release`, which returns it if it is another's, and empties the variable.
-/// Returns whether it is empty.
-///
-/// # Safety
-///
-/// A fragment of the header, which nothing else uses.
-#[inline]
-pub(crate) unsafe fn release_single(
-    at: &mut netmem_frag,
-    release: impl FnOnce(Frag<Kept>) -> Result<(), Frag<Kept>>,
-) -> bool {
-    // SAFETY: as the caller promises.
-    let Some(frag) = (unsafe { at.take() }) else { return true };
-    match release(frag) {
-        Ok(()) => true,
-        Err(frag) => {
-            *at = netmem_frag::of(frag);
-            false
-        }
-    }
-}
-
 /// Releases those of `n` fragments that are of `region`, and empties their variables. Returns
 /// whether there are others.
 ///

@@ -208,7 +208,13 @@ unsafe fn release_rest(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: 
         let mut others = false;
         for i in 0..n {
             // SAFETY: as the caller promises.
-            others |= unsafe { !frag::release_single(&mut *frags.add(i), |frag| pool.release_single(frag)) };
+            let variable = unsafe { &mut *frags.add(i) };
+            // SAFETY: as the caller promises.
+            let Some(frag) = (unsafe { variable.take() }) else { continue };
+            if let Err(frag) = pool.release_single(frag) {
+                *variable = netmem_frag::of(frag);
+                others = true;
+            }
         }
         if others {
             // A function of the program may run, which may use the pool: it is not borrowed any

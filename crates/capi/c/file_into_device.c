@@ -137,16 +137,15 @@ static void *return_pages(void *context) {
 
 /* Sleeps until there is work. Returns false when standard input has ended. */
 static bool sleep_for_work(netmem_devmem_stack *stack, bool input) {
-    bool waits;
-    check(netmem_devmem_stack_arm(stack, &waits), "a wait for frames");
-    if (!waits)
-        return input;
+    int64_t left;
+    check(netmem_devmem_stack_arm(stack, &left), "a wait for frames");
+    int most = left < 0 || left > 3600000000000 ? 3600000 : (int)((left + 999999) / 1000000);
     struct pollfd fds[2];
     fds[0].fd = netmem_devmem_stack_fd(stack);
     fds[1].fd = input ? STDIN_FILENO : -1;
     fds[0].events = fds[1].events = POLLIN;
     fds[0].revents = fds[1].revents = 0;
-    if (poll(fds, 2, netmem_devmem_stack_timeout(stack)) > 0 && fds[1].revents != 0) {
+    if (poll(fds, 2, most) > 0 && fds[1].revents != 0) {
         char byte;
         input = read(STDIN_FILENO, &byte, 1) > 0;
     }
@@ -161,7 +160,8 @@ static void run(netmem_devmem_stack *stack, const netmem_devmem *memory, struct 
     netmem_devmem_listener *listener;
     check(netmem_devmem_listen(stack, PORT, &listener), "port 9000");
     while (input || kept->n < files) {
-        size_t work = netmem_devmem_stack_poll(stack);
+        size_t work;
+        check(netmem_devmem_stack_poll(stack, &work), "a turn of the stack");
         while (n < MOST && n + kept->n < files) {
             struct file *file = &incoming[n];
             memset(file, 0, sizeof *file);

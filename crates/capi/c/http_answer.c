@@ -8,14 +8,17 @@
  *
  * GET /N is answered with N bytes, 100 for other paths. All bodies are parts of one page, which the
  * connections share: nothing is copied. A connection whose peer does not read is not read from, so
- * that a client cannot make the server collect requests.
+ * that a client cannot make the server collect requests. A client has a time limit for each whole
+ * request, and for each part of an answer that it lets be sent, so that a silent or slow one does
+ * not stay.
  *
- * Usage: http_answer tap NAME ADDRESS/PREFIX, or http_answer xsk INTERFACE ADDRESS/PREFIX. Listens
- * on port 80. The first makes a tap, whose kernel side gets its address by `ip addr add`, and needs
+ * Usage: http_answer tap NAME ADDRESS/PREFIX [SECONDS], or http_answer xsk INTERFACE ADDRESS/PREFIX
+ * [SECONDS]. SECONDS is the time limit, 30 if it is missing. Listens on port 80. The first makes a tap, whose kernel side gets its address by `ip addr add`, and needs
  * CAP_NET_ADMIN. The second serves queue 0 of an interface, and also needs CAP_NET_RAW, CAP_BPF and
  * CAP_PERFMON. Ends with standard input, in order: what was answered still arrives. */
 #define _POSIX_C_SOURCE 200809L
 #include <arpa/inet.h>
+#include <limits.h>
 #include <netmem.h>
 #include <poll.h>
 #include <stdio.h>
@@ -24,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PORT = 80, PAGE = 4096, GROUP = 16, REQUEST = 2048, PAGES = 8192, LAST_SECONDS = 5 };
+enum { PORT = 80, PAGE = 4096, GROUP = 16, REQUEST = 2048, PAGES = 8192, SECONDS = 30, LAST_SECONDS = 5 };
 
 static void check(netmem_status status, const char *what) {
     if (status != NETMEM_OK) {
@@ -37,6 +40,8 @@ static void check(netmem_status status, const char *what) {
 struct client {
     netmem_tcp *tcp;
     struct client *next, **place;
+    /* When it is left, in milliseconds. */
+    int64_t deadline;
     /* Received and not answered yet. */
     char request[REQUEST];
     size_t length;
@@ -50,19 +55,57 @@ struct client {
 struct server {
     netmem_stack *stack;
     netmem_tcp_listener *listener;
-    struct client *clients;
+    /* In the order of their deadlines, and the place behind the last. */
+    struct client *clients, **end;
+    /* The time of this turn, and how long a client may take, in milliseconds. */
+    int64_t now, limit;
     /* The page of all bodies. */
     netmem_frag page;
     unsigned long long answered, ended;
 };
 
-static void leave(struct server *server, struct client *client) {
-    if (client->next != NULL)
-        client->next->place = client->place;
+static int64_t milliseconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+static void remove_client(struct server *server, struct client *client) {
     *client->place = client->next;
+    *(client->next != NULL ? &client->next->place : &server->end) = client->place;
+}
+
+/* All have the same time, so the last to get a new deadline has the last one. */
+static void append_client(struct server *server, struct client *client) {
+    client->deadline = server->now + server->limit;
+    client->next = NULL;
+    client->place = server->end;
+    *server->end = client;
+    server->end = &client->next;
+}
+
+/* The client has done its part: it gets a new deadline. */
+static void renew(struct server *server, struct client *client) {
+    remove_client(server, client);
+    append_client(server, client);
+}
+
+static void leave(struct server *server, struct client *client) {
+    remove_client(server, client);
     check(netmem_tcp_close(client->tcp), "the end of a connection");
     free(client);
     server->ended++;
+}
+
+/* Resets the connections of clients that were too slow. */
+static void leave_late(struct server *server) {
+    struct client *client;
+    while ((client = server->clients) != NULL && client->deadline <= server->now) {
+        remove_client(server, client);
+        check(netmem_tcp_abort(client->tcp), "the reset of a connection");
+        free(client);
+        server->ended++;
+    }
 }
 
 /* Makes the answer to the first request, of `length` bytes, and removes the request. */
@@ -84,6 +127,7 @@ static void answer(struct server *server, struct client *client, size_t length) 
     client->head_sent = 0;
     client->length -= length;
     memmove(client->request, client->request + length, client->length);
+    renew(server, client);
     server->answered++;
 }
 
@@ -116,6 +160,8 @@ static netmem_status send_answer(struct server *server, struct client *client) {
         netmem_status status = netmem_tcp_send(client->tcp, frags, n, left > 0, &done);
         for (size_t i = 0; i < done; i++)
             client->body -= lengths[i];
+        if (done > 0)
+            renew(server, client);
         /* What was sent is empty, and ignored. */
         netmem_frags_release(frags, n);
         if (status != NETMEM_OK)
@@ -190,44 +236,45 @@ static void accept_all(struct server *server) {
             continue;
         }
         client->tcp = tcp;
-        client->next = server->clients;
-        client->place = &server->clients;
-        if (client->next != NULL)
-            client->next->place = &client->next;
-        server->clients = client;
+        append_client(server, client);
         check(netmem_tcp_set_context(tcp, client), "the context of a connection");
         serve(server, client);
     }
 }
 
-/* A turn of the stack, and of all listeners and connections that can go on. Returns how much the
- * stack did. */
+/* A turn of the stack, and of all listeners and connections that can go on or are late. Returns how
+ * much the stack did. */
 static size_t turn(struct server *server) {
     size_t work = 0;
     netmem_event event;
     event.size = sizeof event;
+    server->now = milliseconds();
     check(netmem_stack_poll(server->stack, &work), "a turn of the stack");
     while (netmem_stack_next_event(server->stack, &event))
         if (event.listener != NULL)
             accept_all(server);
         else
             serve(server, (struct client *)event.context);
+    leave_late(server);
     return work;
 }
 
-/* Sleeps until the stack has work or standard input, for `most` milliseconds at most unless that is
- * negative. Returns false at the end of standard input. */
-static bool pause_for(struct server *server, size_t work, int input, int most) {
+/* Sleeps until the stack has work or standard input, or a client is late, for `most` milliseconds at
+ * most. Returns false at the end of standard input. */
+static bool pause_for(struct server *server, size_t work, int input, int64_t most) {
     int64_t left = 0;
     if (work == 0)
         check(netmem_stack_arm(server->stack, &left), "a wait for frames");
-    int timeout = left < 0 || left > 3600000000000 ? 3600000 : (int)((left + 999999) / 1000000);
+    if (server->clients != NULL && server->clients->deadline - server->now < most)
+        most = server->clients->deadline - server->now;
+    if (left >= 0 && (left + 999999) / 1000000 < most)
+        most = (left + 999999) / 1000000;
     struct pollfd events[2];
     memset(events, 0, sizeof events);
     events[0].fd = netmem_stack_fd(server->stack);
     events[1].fd = input;
     events[0].events = events[1].events = POLLIN;
-    int ready = poll(events, 2, most >= 0 && most < timeout ? most : timeout);
+    int ready = poll(events, 2, (int)most);
     if (work == 0)
         netmem_stack_disarm(server->stack);
     char byte;
@@ -297,14 +344,16 @@ static void open_xsk(struct server *server, const char *interface, const char *a
 int main(int argc, char **argv) {
     struct server server;
     memset(&server, 0, sizeof server);
-    if (argc == 4 && strcmp(argv[1], "tap") == 0) {
-        open_tap(&server, argv[2], argv[3]);
-    } else if (argc == 4 && strcmp(argv[1], "xsk") == 0) {
-        open_xsk(&server, argv[2], argv[3]);
-    } else {
-        fprintf(stderr, "usage: http_answer tap NAME ADDRESS/PREFIX\n       http_answer xsk INTERFACE ADDRESS/PREFIX\n");
+    server.end = &server.clients;
+    server.limit = (argc == 5 ? atoi(argv[4]) : SECONDS) * (int64_t)1000;
+    if ((argc != 4 && argc != 5) || server.limit <= 0 || (strcmp(argv[1], "tap") != 0 && strcmp(argv[1], "xsk") != 0)) {
+        fprintf(stderr, "usage: http_answer tap NAME ADDRESS/PREFIX [SECONDS]\n       http_answer xsk INTERFACE ADDRESS/PREFIX [SECONDS]\n");
         return 2;
     }
+    if (strcmp(argv[1], "tap") == 0)
+        open_tap(&server, argv[2], argv[3]);
+    else
+        open_xsk(&server, argv[2], argv[3]);
     if (netmem_stack_alloc(server.stack, &server.page, 1) == 0) {
         fprintf(stderr, "no page\n");
         return 1;
@@ -314,19 +363,14 @@ int main(int argc, char **argv) {
     netmem_endpoint local;
     memset(&local, 0, sizeof local);
     local.port = PORT;
-    /* A silent or an idle peer does not stay for ever. A peer that sends a byte now and then does:
-     * a server that is open to all needs a deadline for each request, too. */
-    netmem_tcp_options of_clients;
-    memset(&of_clients, 0, sizeof of_clients);
-    of_clients.size = sizeof of_clients;
-    of_clients.keep_alive = 60;
-    of_clients.user_timeout = 60000;
-    check(netmem_tcp_listen(server.stack, &local, &of_clients, &server.listener), "a listener");
+    /* Without options: what was sent to a client that was left, the stack gives up by itself. */
+    check(netmem_tcp_listen(server.stack, &local, NULL, &server.listener), "a listener");
+    server.now = milliseconds();
     accept_all(&server);
     printf("ready\n");
     fflush(stdout);
 
-    while (pause_for(&server, turn(&server), STDIN_FILENO, -1)) {
+    while (pause_for(&server, turn(&server), STDIN_FILENO, INT_MAX)) {
     }
 
     /* The end in order. A peer that does not acknowledge it is left after some seconds. */

@@ -99,7 +99,8 @@
  *   twice                                        has the page. Copy what is checked and then used
  *   a front end without kick descriptors         netmem_virtio_device_arm: no sleep while it is
  *                                                served
- *   a callback that throws, or jumps out         the process aborts
+ *   a callback that throws                       the process aborts
+ *   a callback that jumps out (longjmp)          undefined
  *
  * Callbacks: each type of callback states on which thread it runs, and what it may call. */
 
@@ -454,11 +455,11 @@ typedef struct netmem_page_pool_stats {
 } netmem_page_pool_stats;
 
 // A read-side section. Runs on the calling thread, at once. It may call every function of the
-// library but those that wait. It must not throw or jump out: that aborts.
+// library but those that wait. If it throws, the process aborts; it must not jump out.
 typedef void (*netmem_rcu_read_fn)(const struct netmem_rcu_guard *guard, void *context);
 
 // A call after a grace period. Runs on any thread that uses the library, outside of sections. It
-// may call every function of the library. It must not throw or jump out: that aborts.
+// may call every function of the library. If it throws, the process aborts; it must not jump out.
 typedef void (*netmem_rcu_call_fn)(void *context);
 
 // How a region is made. Set `size` to sizeof(netmem_region_options), and the rest to zero where
@@ -484,7 +485,8 @@ typedef struct netmem_region_options {
 
 // Called once, when the last page of a region of foreign memory is back and the region is closed:
 // the memory may be freed. Runs on the thread that released the last page or closed the region or
-// pool. It may call every function of the library. It must not throw or jump out: that aborts.
+// pool. It may call every function of the library. If it throws, the process aborts; it must not
+// jump out.
 typedef void (*netmem_release_fn)(void *context);
 
 // Where a shared pool's pages are. Set `size` to sizeof(netmem_shared_pool_stats).
@@ -1136,8 +1138,8 @@ enum netmem_status netmem_devmem_returner_close(struct netmem_devmem_returner *r
 // first 1024 pages are for the ring, so the memory has more than 4 MiB.
 //
 // The program drives it: netmem_devmem_stack_poll does all that is due. It is to be called again
-// when netmem_devmem_stack_fd is readable, after netmem_devmem_stack_timeout, and after calls that
-// send.
+// when netmem_devmem_stack_fd is readable, after the time of netmem_devmem_stack_arm, and after
+// calls that send.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT
 // (address, MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
@@ -1149,14 +1151,13 @@ enum netmem_status netmem_devmem_stack_open(const struct netmem_devmem *memory,
                                             struct netmem_devmem_stack **stack);
 
 // Does all work that is due: receives, fires timers, sends, and collects what the device has
-// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a
-// text for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll
-// without work asks for that, at most once a millisecond, by a system call.
-size_t netmem_devmem_stack_poll(struct netmem_devmem_stack *stack);
-
-// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout
-// of poll: -1 if it need not be. 0 with a text for misuse.
-int32_t netmem_devmem_stack_timeout(const struct netmem_devmem_stack *stack);
+// completed. Never blocks. `work` gets how much there was, unless it is null: not 0 if the next
+// call may find more. A poll without work asks whether the device is there, at most once a
+// millisecond, by a system call.
+//
+// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the device is
+// gone; all connections have ended).
+enum netmem_status netmem_devmem_stack_poll(struct netmem_devmem_stack *stack, size_t *work);
 
 // The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
 // netmem_devmem_stack_arm when frames have arrived, the device is gone, or tokens were returned
@@ -1164,12 +1165,13 @@ int32_t netmem_devmem_stack_timeout(const struct netmem_devmem_stack *stack);
 // close it. -1 with a text for misuse.
 int32_t netmem_devmem_stack_fd(const struct netmem_devmem_stack *stack);
 
-// Asks for a wake-up, and writes to `waits` whether to sleep: false if there is work already. A
-// thread that was woken calls netmem_devmem_stack_disarm and polls. A few system calls.
+// Asks for a wake-up, and writes to `nanoseconds` how long to sleep at most, until the next timer:
+// 0 if there is work already, -1 if there is no timer. A thread that was woken calls
+// netmem_devmem_stack_disarm and netmem_devmem_stack_poll. A few system calls.
 //
 // Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the device is
-// gone: after the next poll each connection has ended).
-enum netmem_status netmem_devmem_stack_arm(struct netmem_devmem_stack *stack, bool *waits);
+// gone; all connections have ended).
+enum netmem_status netmem_devmem_stack_arm(struct netmem_devmem_stack *stack, int64_t *nanoseconds);
 
 // Ends the request for a wake-up. Misuse leaves a text.
 void netmem_devmem_stack_disarm(struct netmem_devmem_stack *stack);

@@ -28,6 +28,54 @@ inline void check(netmem_status status) {
         throw error(status);
 }
 
+/* A structure of the header, of its size, and zeros. */
+template <typename Structure> Structure sized() {
+    Structure made = Structure();
+    made.size = sizeof made;
+    return made;
+}
+
+/* What a function of the header writes through its last argument. */
+template <typename From, typename Out, typename Handle> Out written(netmem_status (*call)(From, Out *), Handle from) {
+    Out out = Out();
+    check(call(from, &out));
+    return out;
+}
+
+template <typename From, typename Stats, typename Handle> Stats counted(netmem_status (*call)(From, Stats *), Handle from) {
+    Stats stats = sized<Stats>();
+    check(call(from, &stats));
+    return stats;
+}
+
+/* The owner of a handle, which it closes. */
+template <typename Handle, auto close> class owner {
+  public:
+    owner() noexcept = default;
+    explicit owner(Handle *owned) noexcept : handle_(owned) {}
+    owner(owner &&from) noexcept : handle_(from.release()) {}
+    owner &operator=(owner &&from) noexcept {
+        std::swap(handle_, from.handle_);
+        return *this;
+    }
+    ~owner() {
+        if (handle_ != nullptr)
+            end(close);
+    }
+    Handle *get() const noexcept { return handle_; }
+    /* Gives up the handle, which the caller owns then. */
+    Handle *release() noexcept { return std::exchange(handle_, nullptr); }
+
+  protected:
+    Handle *handle_ = nullptr;
+
+  private:
+    /* Zeros for the arguments behind the handle. */
+    template <typename Result, typename... More> void end(Result (*function)(Handle *, More...)) noexcept {
+        function(handle_, More()...);
+    }
+};
+
 /* Counted bytes of a page. */
 class frag {
   public:
@@ -66,75 +114,42 @@ class frag {
     netmem_frag frag_;
 };
 
-class region {
+class region : public owner<netmem_region, netmem_region_close> {
   public:
     explicit region(const netmem_region_options &options) { check(netmem_region_create(&options, &handle_)); }
     explicit region(std::size_t pages) {
-        netmem_region_options options = netmem_region_options();
-        options.size = sizeof options;
+        netmem_region_options options = sized<netmem_region_options>();
         options.pages = pages;
         check(netmem_region_create(&options, &handle_));
     }
-    region(region &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    region &operator=(region &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~region() { netmem_region_close(handle_); }
-    const netmem_region *get() const noexcept { return handle_; }
     std::size_t page_size() const noexcept { return netmem_region_page_size(handle_); }
-
-  private:
-    netmem_region *handle_ = nullptr;
 };
 
 inline netmem_pool_options pool_options(const char *name) {
-    netmem_pool_options options = netmem_pool_options();
-    options.size = sizeof options;
+    netmem_pool_options options = sized<netmem_pool_options>();
     options.name = name;
     return options;
 }
 
 /* The pool of the thread that allocates from it first. */
-class page_pool {
+class page_pool : public owner<netmem_page_pool, netmem_page_pool_close> {
   public:
     page_pool(const region &region, const netmem_pool_options &options) { check(netmem_page_pool_create(region.get(), &options, &handle_)); }
-    page_pool(page_pool &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    page_pool &operator=(page_pool &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~page_pool() { netmem_page_pool_close(handle_, nullptr); }
     /* Empty if there is no page. */
     frag alloc() noexcept {
         netmem_frag out = netmem_frag();
         netmem_page_pool_alloc(handle_, &out, 1);
         return frag(out);
     }
-    netmem_page_pool_stats stats() {
-        netmem_page_pool_stats stats = netmem_page_pool_stats();
-        stats.size = sizeof stats;
-        check(netmem_page_pool_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_page_pool *get() noexcept { return handle_; }
-
-  private:
-    netmem_page_pool *handle_ = nullptr;
+    netmem_page_pool_stats stats() { return counted(netmem_page_pool_get_stats, handle_); }
 };
 
 /* The pool of every thread. */
-class shared_pool {
+class shared_pool : public owner<netmem_shared_pool, netmem_shared_pool_close> {
   public:
     shared_pool(const region &region, const netmem_pool_options &options) {
         check(netmem_shared_pool_create(region.get(), &options, &handle_));
     }
-    shared_pool(shared_pool &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    shared_pool &operator=(shared_pool &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~shared_pool() { netmem_shared_pool_close(handle_, nullptr); }
     /* Empty if there is no page. */
     frag alloc() const noexcept {
         netmem_frag out = netmem_frag();
@@ -142,20 +157,8 @@ class shared_pool {
         return frag(out);
     }
     /* Sleeps until there is a page. */
-    frag wait() const {
-        netmem_frag out;
-        check(netmem_shared_pool_wait(handle_, &out));
-        return frag(out);
-    }
-    netmem_shared_pool_stats stats() const {
-        netmem_shared_pool_stats stats = netmem_shared_pool_stats();
-        stats.size = sizeof stats;
-        check(netmem_shared_pool_get_stats(handle_, &stats));
-        return stats;
-    }
-
-  private:
-    netmem_shared_pool *handle_ = nullptr;
+    frag wait() const { return frag(written(netmem_shared_pool_wait, handle_)); }
+    netmem_shared_pool_stats stats() const { return counted(netmem_shared_pool_get_stats, handle_); }
 };
 
 /* Up to N fragments in order, which a queue receives or sends at once. */
@@ -183,66 +186,63 @@ template <std::size_t N> class frag_group {
         size_ = 0;
     }
 
-  private:
-    friend class xsk_rx;
-    friend class xsk_tx;
-    friend class tcp;
-    friend class virtio_rx;
-    friend class virtio_tx;
-    friend class virtio_device;
-    /* Frames were sent from the front. */
-    void remove(std::size_t sent) noexcept {
+    /* Receives up to N fragments by a function of (fragments, N, where to write how many). What the
+     * group has is released before. */
+    template <typename Receive> netmem_status receive_by(Receive receive) {
+        clear();
+        return receive(frags_, N, &size_);
+    }
+    /* The same for a queue, whose own function releases what the group has: `release`, a function
+     * of (fragments, how many). Returns how many were received. */
+    template <typename Release, typename Receive> std::size_t receive_by(Release release, Receive receive) {
+        release(frags_, size_);
+        std::size_t received = 0;
+        const netmem_status status = receive(frags_, N, &received);
+        /* On a wrong thread the queue has released nothing. Else they are empty. */
+        if (status != NETMEM_OK)
+            netmem_frags_release(frags_, size_);
+        size_ = received;
+        check(status);
+        return received;
+    }
+    /* Sends the fragments by a function of (fragments, how many, where to write how many were
+     * sent), and returns how many. The others stay in the group, also if this throws. */
+    template <typename Send> std::size_t send_by(Send send) {
+        std::size_t sent = 0;
+        const netmem_status status = send(frags_, size_, &sent);
         size_ -= sent;
         for (std::size_t i = 0; sent > 0 && i < size_; i++)
             frags_[i] = std::exchange(frags_[i + sent], netmem_frag());
+        check(status);
+        return sent;
     }
+
+  private:
     netmem_frag frags_[N];
     std::size_t size_;
 };
 
 /* A region, registered with the kernel for AF_XDP. */
-class umem {
+class umem : public owner<netmem_umem, netmem_umem_close> {
   public:
     umem(const region &region, const netmem_umem_options &options) { check(netmem_umem_create(region.get(), &options, &handle_)); }
     explicit umem(const region &region) {
-        netmem_umem_options options = netmem_umem_options();
-        options.size = sizeof options;
+        netmem_umem_options options = sized<netmem_umem_options>();
         check(netmem_umem_create(region.get(), &options, &handle_));
     }
-    umem(umem &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    umem &operator=(umem &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~umem() { netmem_umem_close(handle_); }
-    const netmem_umem *get() const noexcept { return handle_; }
-
-  private:
-    netmem_umem *handle_ = nullptr;
 };
 
 /* The receive queue of an AF_XDP socket, of the thread that uses it first. */
-class xsk_rx {
+class xsk_rx : public owner<netmem_xsk_rx, netmem_xsk_rx_close> {
   public:
     /* Becomes the owner of a handle of netmem_xsk_open. */
-    explicit xsk_rx(netmem_xsk_rx *owned) noexcept : handle_(owned) {}
-    xsk_rx(xsk_rx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    xsk_rx &operator=(xsk_rx &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~xsk_rx() { netmem_xsk_rx_close(handle_, nullptr); }
+    using owner::owner;
     /* Releases what the group has, and receives up to N frames, each in one fragment. */
     template <std::size_t N> std::size_t receive(frag_group<N> &group) {
-        netmem_xsk_rx_release(handle_, group.frags_, group.size_);
-        std::size_t received = 0;
-        const netmem_status status = netmem_xsk_rx_receive(handle_, group.frags_, nullptr, N, &received);
-        /* On a wrong thread the queue has released nothing. Else they are empty. */
-        if (status != NETMEM_OK)
-            netmem_frags_release(group.frags_, group.size_);
-        group.size_ = received;
-        check(status);
-        return received;
+        return group.receive_by([this](netmem_frag *frags, std::size_t n) { netmem_xsk_rx_release(handle_, frags, n); },
+                                [this](netmem_frag *frags, std::size_t n, std::size_t *received) {
+                                    return netmem_xsk_rx_receive(handle_, frags, nullptr, n, received);
+                                });
     }
     /* Copies `n` bytes in front of a frame of the group: what the caller's own XDP program
      * wrote. */
@@ -251,54 +251,29 @@ class xsk_rx {
     }
     int fd() const noexcept { return netmem_xsk_rx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() {
-        bool waits = false;
-        check(netmem_xsk_rx_arm(handle_, &waits));
-        return waits;
-    }
+    bool arm() { return written(netmem_xsk_rx_arm, handle_); }
     void disarm() noexcept { netmem_xsk_rx_disarm(handle_); }
-    netmem_xsk_rx_stats stats() {
-        netmem_xsk_rx_stats stats = netmem_xsk_rx_stats();
-        stats.size = sizeof stats;
-        check(netmem_xsk_rx_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_xsk_rx *get() const noexcept { return handle_; }
-
-  private:
-    friend class stack;
-    netmem_xsk_rx *handle_;
+    netmem_xsk_rx_stats stats() { return counted(netmem_xsk_rx_get_stats, handle_); }
 };
 
 /* The transmit queue of an AF_XDP socket, of the thread that uses it first. */
-class xsk_tx {
+class xsk_tx : public owner<netmem_xsk_tx, netmem_xsk_tx_close> {
   public:
     /* Becomes the owner of a handle of netmem_xsk_open. */
-    explicit xsk_tx(netmem_xsk_tx *owned) noexcept : handle_(owned) {}
-    xsk_tx(xsk_tx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    xsk_tx &operator=(xsk_tx &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~xsk_tx() { netmem_xsk_tx_close(handle_); }
+    using owner::owner;
     /* Sends the fragments of the group, each a frame, and returns how many. The others stay in the
      * group, also if this throws. */
     template <std::size_t N> std::size_t send(frag_group<N> &group) {
-        std::size_t sent = 0;
-        const netmem_status status = netmem_xsk_tx_send(handle_, group.frags_, nullptr, group.size_, &sent);
-        group.remove(sent);
-        check(status);
-        return sent;
+        return group.send_by([this](netmem_frag *frags, std::size_t n, std::size_t *sent) {
+            return netmem_xsk_tx_send(handle_, frags, nullptr, n, sent);
+        });
     }
     /* The same with requests to the device, of which `requests` has as many as the group
      * fragments. */
     template <std::size_t N> std::size_t send(frag_group<N> &group, const netmem_xsk_request *requests) {
-        std::size_t sent = 0;
-        const netmem_status status =
-            netmem_xsk_tx_send_with(handle_, group.frags_, nullptr, requests, group.size_, &sent);
-        group.remove(sent);
-        check(status);
-        return sent;
+        return group.send_by([this, requests](netmem_frag *frags, std::size_t n, std::size_t *sent) {
+            return netmem_xsk_tx_send_with(handle_, frags, nullptr, requests, n, sent);
+        });
     }
     /* Times at which frames were sent; call it after `complete`. */
     std::size_t timestamps(netmem_xsk_timestamp *times, std::size_t n) noexcept {
@@ -309,23 +284,9 @@ class xsk_tx {
     std::size_t complete() noexcept { return netmem_xsk_tx_complete(handle_, nullptr); }
     int fd() const noexcept { return netmem_xsk_tx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() {
-        bool waits = false;
-        check(netmem_xsk_tx_arm(handle_, &waits));
-        return waits;
-    }
+    bool arm() { return written(netmem_xsk_tx_arm, handle_); }
     void disarm() noexcept { netmem_xsk_tx_disarm(handle_); }
-    netmem_xsk_tx_stats stats() {
-        netmem_xsk_tx_stats stats = netmem_xsk_tx_stats();
-        stats.size = sizeof stats;
-        check(netmem_xsk_tx_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_xsk_tx *get() const noexcept { return handle_; }
-
-  private:
-    friend class stack;
-    netmem_xsk_tx *handle_;
+    netmem_xsk_tx_stats stats() { return counted(netmem_xsk_tx_get_stats, handle_); }
 };
 
 /* Both queues of an AF_XDP socket. */
@@ -335,8 +296,7 @@ struct xsk {
 };
 
 inline netmem_xsk_options xsk_options(const char *interface, std::uint32_t queue) {
-    netmem_xsk_options options = netmem_xsk_options();
-    options.size = sizeof options;
+    netmem_xsk_options options = sized<netmem_xsk_options>();
     options.interface = interface;
     options.queue = queue;
     return options;
@@ -357,18 +317,12 @@ inline xsk_tx open_xsk_tx(const umem &umem, const netmem_xsk_options &options) {
 }
 
 /* Sockets that a helper has opened, and its program, until the end of the value. */
-class xsk_grant {
+class xsk_grant : public owner<netmem_xsk_grant, netmem_xsk_grant_close> {
   public:
     /* Null: of any interface. */
     explicit xsk_grant(const char *socket, const char *interface = nullptr) {
         check(netmem_xsk_grant_receive(socket, interface, &handle_));
     }
-    xsk_grant(xsk_grant &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    xsk_grant &operator=(xsk_grant &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~xsk_grant() { netmem_xsk_grant_close(handle_); }
     /* Those whose sockets were not used. */
     std::vector<std::uint32_t> queues() const {
         std::vector<std::uint32_t> queues(netmem_xsk_grant_queues(handle_, nullptr, 0));
@@ -386,31 +340,18 @@ class xsk_grant {
     }
     /* All queues are open: frames arrive from now on. */
     void bound() const { check(netmem_xsk_grant_bound(handle_)); }
-
-  private:
-    netmem_xsk_grant *handle_ = nullptr;
 };
 
 /* An XDP program on an interface, until the end of the value. */
-class xdp_program {
+class xdp_program : public owner<netmem_xdp_program, netmem_xdp_program_close> {
   public:
     xdp_program(const char *interface, const netmem_xdp_options &options) { check(netmem_xdp_program_attach(interface, &options, &handle_)); }
     /* Redirects every frame. */
     explicit xdp_program(const char *interface) {
-        netmem_xdp_options options = netmem_xdp_options();
-        options.size = sizeof options;
+        netmem_xdp_options options = sized<netmem_xdp_options>();
         check(netmem_xdp_program_attach(interface, &options, &handle_));
     }
-    xdp_program(xdp_program &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    xdp_program &operator=(xdp_program &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~xdp_program() { netmem_xdp_program_close(handle_); }
     void insert(const xsk_rx &rx) { check(netmem_xdp_program_insert(handle_, rx.get())); }
-
-  private:
-    netmem_xdp_program *handle_ = nullptr;
 };
 
 inline netmem_endpoint endpoint(const char *text) {
@@ -420,30 +361,24 @@ inline netmem_endpoint endpoint(const char *text) {
 }
 
 inline netmem_tcp_options tcp_options() {
-    netmem_tcp_options options = netmem_tcp_options();
-    options.size = sizeof options;
+    netmem_tcp_options options = sized<netmem_tcp_options>();
     return options;
 }
 
 /* A TCP connection, of the thread of its stack. */
-class tcp {
+class tcp : public owner<netmem_tcp, netmem_tcp_close> {
   public:
     /* None. */
     tcp() noexcept = default;
     /* Becomes the owner of a handle of netmem_tcp_connect or netmem_tcp_accept. */
-    explicit tcp(netmem_tcp *owned) noexcept : handle_(owned) {}
-    tcp(tcp &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    tcp &operator=(tcp &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~tcp() { netmem_tcp_close(handle_); }
+    using owner::owner;
     explicit operator bool() const noexcept { return handle_ != nullptr; }
     /* Releases what the group has, and receives up to N fragments. False: the peer sends no
      * more. */
     template <std::size_t N> bool receive(frag_group<N> &group) {
-        group.clear();
-        const netmem_status status = netmem_tcp_receive(handle_, group.frags_, N, &group.size_);
+        const netmem_status status = group.receive_by([this](netmem_frag *frags, std::size_t n, std::size_t *received) {
+            return netmem_tcp_receive(handle_, frags, n, received);
+        });
         if (status == NETMEM_ERR_END)
             return false;
         check(status);
@@ -452,13 +387,9 @@ class tcp {
     /* Sends the fragments of the group, and returns how many. The others stay in the group, also if
      * this throws. */
     template <std::size_t N> std::size_t send(frag_group<N> &group, bool more = false) {
-        std::size_t sent = 0;
-        const netmem_status status = netmem_tcp_send(handle_, group.frags_, group.size_, more, &sent);
-        group.size_ -= sent;
-        for (std::size_t i = 0; sent > 0 && i < group.size_; i++)
-            group.frags_[i] = std::exchange(group.frags_[i + sent], netmem_frag());
-        check(status);
-        return sent;
+        return group.send_by([this, more](netmem_frag *frags, std::size_t n, std::size_t *sent) {
+            return netmem_tcp_send(handle_, frags, n, more, sent);
+        });
     }
     /* Copies bytes, and returns how many were accepted. */
     std::size_t write(const void *bytes, std::size_t n) {
@@ -467,11 +398,7 @@ class tcp {
         return written;
     }
     /* Throws why the connection was not made, or has ended. */
-    bool is_connected() {
-        bool connected = false;
-        check(netmem_tcp_is_connected(handle_, &connected));
-        return connected;
-    }
+    bool is_connected() { return written(netmem_tcp_is_connected, handle_); }
     netmem_endpoint local() const {
         netmem_endpoint endpoint;
         check(netmem_tcp_endpoints(handle_, &endpoint, nullptr));
@@ -485,51 +412,28 @@ class tcp {
     void set_context(void *context) { check(netmem_tcp_set_context(handle_, context)); }
     void shutdown() { check(netmem_tcp_shutdown(handle_)); }
     /* Resets the connection. This is none then. */
-    void abort() { check(netmem_tcp_abort(std::exchange(handle_, nullptr))); }
-    netmem_tcp *get() const noexcept { return handle_; }
-
-  private:
-    netmem_tcp *handle_ = nullptr;
+    void abort() { check(netmem_tcp_abort(release())); }
 };
 
 /* A socket that accepts connections, of the thread of its stack: netmem::stack::listen. */
-class tcp_listener {
+class tcp_listener : public owner<netmem_tcp_listener, netmem_tcp_listener_close> {
   public:
     /* Becomes the owner of a handle of netmem_tcp_listen. */
-    explicit tcp_listener(netmem_tcp_listener *owned) noexcept : handle_(owned) {}
-    tcp_listener(tcp_listener &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    tcp_listener &operator=(tcp_listener &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~tcp_listener() { netmem_tcp_listener_close(handle_); }
+    using owner::owner;
     /* None if none waits. */
-    tcp accept() {
-        netmem_tcp *connection = nullptr;
-        check(netmem_tcp_accept(handle_, &connection));
-        return tcp(connection);
-    }
-    netmem_endpoint local() const {
-        netmem_endpoint endpoint;
-        check(netmem_tcp_listener_local(handle_, &endpoint));
-        return endpoint;
-    }
+    tcp accept() { return tcp(written(netmem_tcp_accept, handle_)); }
+    netmem_endpoint local() const { return written(netmem_tcp_listener_local, handle_); }
     void set_context(void *context) { check(netmem_tcp_listener_set_context(handle_, context)); }
-    netmem_tcp_listener *get() const noexcept { return handle_; }
-
-  private:
-    netmem_tcp_listener *handle_;
 };
 
 inline netmem_stack_options stack_options(const char *addresses) {
-    netmem_stack_options options = netmem_stack_options();
-    options.size = sizeof options;
+    netmem_stack_options options = sized<netmem_stack_options>();
     options.addresses = addresses;
     return options;
 }
 
 /* A TCP/IP stack, of the thread that makes it. Its listeners and connections may live longer. */
-class stack {
+class stack : public owner<netmem_stack, netmem_stack_close> {
   public:
     /* On the tap of the options. */
     explicit stack(const netmem_stack_options &options) { check(netmem_stack_open_tap(&options, &handle_)); }
@@ -537,20 +441,10 @@ class stack {
     stack(const netmem_stack_options &options, const umem &umem, xsk queues) {
         const netmem_status status = netmem_stack_open_xsk(&options, umem.get(), queues.rx.get(), queues.tx.get(), &handle_);
         if (status == NETMEM_OK || status == NETMEM_ERR_CLOSED)
-            queues.rx.handle_ = nullptr, queues.tx.handle_ = nullptr;
+            queues.rx.release(), queues.tx.release();
         check(status);
     }
-    stack(stack &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    stack &operator=(stack &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~stack() { netmem_stack_close(handle_, nullptr); }
-    std::size_t poll() {
-        std::size_t work = 0;
-        check(netmem_stack_poll(handle_, &work));
-        return work;
-    }
+    std::size_t poll() { return written(netmem_stack_poll, handle_); }
     /* False if there is no event. */
     bool next_event(netmem_event &event) noexcept {
         event.size = sizeof event;
@@ -558,11 +452,7 @@ class stack {
     }
     int fd() const noexcept { return netmem_stack_fd(handle_); }
     /* Nanoseconds to sleep at most until `fd` is readable: 0 for no sleep, -1 for ever. */
-    std::int64_t arm() {
-        std::int64_t left = 0;
-        check(netmem_stack_arm(handle_, &left));
-        return left;
-    }
+    std::int64_t arm() { return written(netmem_stack_arm, handle_); }
     void disarm() noexcept { netmem_stack_disarm(handle_); }
     /* Empty if there is no page. */
     frag alloc() noexcept {
@@ -582,23 +472,14 @@ class stack {
     }
     void shutdown() { check(netmem_stack_shutdown(handle_)); }
     bool is_shut_down() noexcept { return netmem_stack_is_shut_down(handle_); }
-    netmem_stack_stats stats() {
-        netmem_stack_stats stats = netmem_stack_stats();
-        stats.size = sizeof stats;
-        check(netmem_stack_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_stack *get() noexcept { return handle_; }
-
-  private:
-    netmem_stack *handle_ = nullptr;
+    netmem_stack_stats stats() { return counted(netmem_stack_get_stats, handle_); }
 };
 
 /* Device memory. */
-class devmem {
+class devmem : public owner<netmem_devmem, netmem_devmem_close> {
   public:
     /* Becomes the owner of a handle of netmem_devmem_create, _create_cuda or _bind. */
-    explicit devmem(netmem_devmem *owned) noexcept : handle_(owned) {}
+    using owner::owner;
     /* Host memory in its place. */
     explicit devmem(std::size_t bytes) { check(netmem_devmem_create(bytes, &handle_)); }
     static devmem cuda(std::uint32_t gpu, std::size_t bytes) {
@@ -611,63 +492,29 @@ class devmem {
         check(netmem_devmem_bind(fd, &made));
         return devmem(made);
     }
-    devmem(devmem &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    devmem &operator=(devmem &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~devmem() { netmem_devmem_close(handle_); }
     void read(std::uint64_t offset, void *to, std::size_t length) const { check(netmem_devmem_read(handle_, offset, to, length)); }
     void write(std::uint64_t offset, const void *from, std::size_t length) { check(netmem_devmem_write(handle_, offset, from, length)); }
-    std::uint64_t device_address() const {
-        std::uint64_t address = 0;
-        check(netmem_devmem_device_address(handle_, &address));
-        return address;
-    }
+    std::uint64_t device_address() const { return written(netmem_devmem_device_address, handle_); }
     int fd() const noexcept { return netmem_devmem_fd(handle_); }
-    netmem_devmem_stats stats() const {
-        netmem_devmem_stats stats = netmem_devmem_stats();
-        stats.size = sizeof stats;
-        check(netmem_devmem_get_stats(handle_, &stats));
-        return stats;
-    }
-    const netmem_devmem *get() const noexcept { return handle_; }
-
-  private:
-    netmem_devmem *handle_ = nullptr;
+    netmem_devmem_stats stats() const { return counted(netmem_devmem_get_stats, handle_); }
 };
 
 /* Returns tokens of a stream, on any thread. */
-class devmem_returner {
+class devmem_returner : public owner<netmem_devmem_returner, netmem_devmem_returner_close> {
   public:
-    explicit devmem_returner(netmem_devmem_returner *owned) noexcept : handle_(owned) {}
-    devmem_returner(devmem_returner &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    devmem_returner &operator=(devmem_returner &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~devmem_returner() { netmem_devmem_returner_close(handle_); }
+    using owner::owner;
     /* Returns how many pages were. */
     std::size_t give_back(const netmem_devmem_extent *extents, std::size_t n) const {
         std::size_t returned = 0;
         check(netmem_devmem_return(handle_, extents, n, &returned));
         return returned;
     }
-
-  private:
-    netmem_devmem_returner *handle_;
 };
 
 /* A TCP connection into and out of device memory, on the thread of its stack. */
-class devmem_stream {
+class devmem_stream : public owner<netmem_devmem_stream, netmem_devmem_stream_close> {
   public:
-    explicit devmem_stream(netmem_devmem_stream *owned) noexcept : handle_(owned) {}
-    devmem_stream(devmem_stream &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    devmem_stream &operator=(devmem_stream &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~devmem_stream() { netmem_devmem_stream_close(handle_); }
+    using owner::owner;
     explicit operator bool() const noexcept { return handle_ != nullptr; }
     /* Returns how many extents were received. `ended`: the peer sends no more. */
     std::size_t receive(netmem_devmem_extent *extents, std::size_t n, bool &ended) {
@@ -699,45 +546,19 @@ class devmem_stream {
         return done;
     }
     void shutdown() { check(netmem_devmem_stream_shutdown(handle_)); }
-    devmem_returner returner() {
-        netmem_devmem_returner *made = nullptr;
-        check(netmem_devmem_returner_open(handle_, &made));
-        return devmem_returner(made);
-    }
-    netmem_devmem_stream_stats stats() {
-        netmem_devmem_stream_stats stats = netmem_devmem_stream_stats();
-        stats.size = sizeof stats;
-        check(netmem_devmem_stream_get_stats(handle_, &stats));
-        return stats;
-    }
-
-  private:
-    netmem_devmem_stream *handle_;
+    devmem_returner returner() { return devmem_returner(written(netmem_devmem_returner_open, handle_)); }
+    netmem_devmem_stream_stats stats() { return counted(netmem_devmem_stream_get_stats, handle_); }
 };
 
-class devmem_listener {
+class devmem_listener : public owner<netmem_devmem_listener, netmem_devmem_listener_close> {
   public:
-    explicit devmem_listener(netmem_devmem_listener *owned) noexcept : handle_(owned) {}
-    devmem_listener(devmem_listener &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    devmem_listener &operator=(devmem_listener &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~devmem_listener() { netmem_devmem_listener_close(handle_); }
+    using owner::owner;
     /* False if no connection waits. */
-    devmem_stream accept() {
-        netmem_devmem_stream *made = nullptr;
-        check(netmem_devmem_accept(handle_, &made));
-        return devmem_stream(made);
-    }
-
-  private:
-    netmem_devmem_listener *handle_;
+    devmem_stream accept() { return devmem_stream(written(netmem_devmem_accept, handle_)); }
 };
 
 inline netmem_devmem_stack_options devmem_stack_options(const char *socket, const char *address) {
-    netmem_devmem_stack_options options = netmem_devmem_stack_options();
-    options.size = sizeof options;
+    netmem_devmem_stack_options options = sized<netmem_devmem_stack_options>();
     options.socket = socket;
     options.address = address;
     return options;
@@ -745,26 +566,15 @@ inline netmem_devmem_stack_options devmem_stack_options(const char *socket, cons
 
 /* A host on a virtio-net device. The end of the value resets connections that are open: close()
  * waits for what was sent. */
-class devmem_stack {
+class devmem_stack : public owner<netmem_devmem_stack, netmem_devmem_stack_close> {
   public:
     devmem_stack(const devmem &memory, const netmem_devmem_stack_options &options) {
         check(netmem_devmem_stack_open(memory.get(), &options, &handle_));
     }
-    devmem_stack(devmem_stack &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    devmem_stack &operator=(devmem_stack &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~devmem_stack() { netmem_devmem_stack_close(handle_, 0); }
-    std::size_t poll() noexcept { return netmem_devmem_stack_poll(handle_); }
-    int timeout() const noexcept { return netmem_devmem_stack_timeout(handle_); }
+    std::size_t poll() { return written(netmem_devmem_stack_poll, handle_); }
     int fd() const noexcept { return netmem_devmem_stack_fd(handle_); }
-    /* Whether to sleep until `fd` is readable, or `timeout` has passed. */
-    bool arm() {
-        bool waits = false;
-        check(netmem_devmem_stack_arm(handle_, &waits));
-        return waits;
-    }
+    /* Nanoseconds to sleep at most until `fd` is readable: 0 for no sleep, -1 for ever. */
+    bool arm() { return written(netmem_devmem_stack_arm, handle_); }
     void disarm() noexcept { netmem_devmem_stack_disarm(handle_); }
     devmem_listener listen(std::uint16_t port) {
         netmem_devmem_listener *made = nullptr;
@@ -776,120 +586,66 @@ class devmem_stack {
         check(netmem_devmem_connect(handle_, peer, &made));
         return devmem_stream(made);
     }
-    netmem_devmem_stack_stats stats() {
-        netmem_devmem_stack_stats stats = netmem_devmem_stack_stats();
-        stats.size = sizeof stats;
-        check(netmem_devmem_stack_get_stats(handle_, &stats));
-        return stats;
-    }
+    netmem_devmem_stack_stats stats() { return counted(netmem_devmem_stack_get_stats, handle_); }
     /* Sends what is left, for at most so long. After a misuse the value is still open. */
     void close(std::uint32_t milliseconds) {
         const netmem_status status = netmem_devmem_stack_close(handle_, milliseconds);
         if (status != NETMEM_ERR_THREAD && status != NETMEM_ERR_HANDLE)
-            handle_ = nullptr;
+            release();
         check(status);
     }
-
-  private:
-    netmem_devmem_stack *handle_ = nullptr;
 };
 
 /* A receive queue of a virtio-net device, of the thread that uses it first. */
-class virtio_rx {
+class virtio_rx : public owner<netmem_virtio_rx, netmem_virtio_rx_close> {
   public:
     /* Becomes the owner of a handle of netmem_virtio_connect. */
-    explicit virtio_rx(netmem_virtio_rx *owned) noexcept : handle_(owned) {}
-    virtio_rx(virtio_rx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    virtio_rx &operator=(virtio_rx &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~virtio_rx() { netmem_virtio_rx_close(handle_, nullptr); }
+    using owner::owner;
     /* Releases what the group has, and receives up to N frames, each in one fragment. */
     template <std::size_t N> std::size_t receive(frag_group<N> &group) {
-        netmem_virtio_rx_release(handle_, group.frags_, group.size_);
-        std::size_t received = 0;
-        const netmem_status status = netmem_virtio_rx_receive(handle_, group.frags_, nullptr, N, &received);
-        /* On a wrong thread the queue has released nothing. Else they are empty. */
-        if (status != NETMEM_OK)
-            netmem_frags_release(group.frags_, group.size_);
-        group.size_ = received;
-        check(status);
-        return received;
+        return group.receive_by([this](netmem_frag *frags, std::size_t n) { netmem_virtio_rx_release(handle_, frags, n); },
+                                [this](netmem_frag *frags, std::size_t n, std::size_t *received) {
+                                    return netmem_virtio_rx_receive(handle_, frags, nullptr, n, received);
+                                });
     }
     int fd() const noexcept { return netmem_virtio_rx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() {
-        bool waits = false;
-        check(netmem_virtio_rx_arm(handle_, &waits));
-        return waits;
-    }
+    bool arm() { return written(netmem_virtio_rx_arm, handle_); }
     void disarm() noexcept { netmem_virtio_rx_disarm(handle_); }
-    netmem_virtio_rx_stats stats() {
-        netmem_virtio_rx_stats stats = netmem_virtio_rx_stats();
-        stats.size = sizeof stats;
-        check(netmem_virtio_rx_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_virtio_rx *get() const noexcept { return handle_; }
-
-  private:
-    netmem_virtio_rx *handle_;
+    netmem_virtio_rx_stats stats() { return counted(netmem_virtio_rx_get_stats, handle_); }
 };
 
 /* A transmit queue of a virtio-net device, of the thread that uses it first. */
-class virtio_tx {
+class virtio_tx : public owner<netmem_virtio_tx, netmem_virtio_tx_close> {
   public:
     /* Becomes the owner of a handle of netmem_virtio_connect. */
-    explicit virtio_tx(netmem_virtio_tx *owned) noexcept : handle_(owned) {}
-    virtio_tx(virtio_tx &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    virtio_tx &operator=(virtio_tx &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~virtio_tx() { netmem_virtio_tx_close(handle_); }
+    using owner::owner;
     /* Sends the fragments of the group, each a frame, and returns how many. The others stay in the
      * group, also if this throws. */
     template <std::size_t N> std::size_t send(frag_group<N> &group) {
-        std::size_t sent = 0;
-        const netmem_status status = netmem_virtio_tx_send(handle_, group.frags_, nullptr, group.size_, &sent);
-        group.remove(sent);
-        check(status);
-        return sent;
+        return group.send_by([this](netmem_frag *frags, std::size_t n, std::size_t *sent) {
+            return netmem_virtio_tx_send(handle_, frags, nullptr, n, sent);
+        });
     }
     /* Returns pages of sent frames, those of `rx` to its cache. */
     std::size_t complete(virtio_rx &rx) noexcept { return netmem_virtio_tx_complete(handle_, rx.get()); }
     std::size_t complete() noexcept { return netmem_virtio_tx_complete(handle_, nullptr); }
     int fd() const noexcept { return netmem_virtio_tx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() {
-        bool waits = false;
-        check(netmem_virtio_tx_arm(handle_, &waits));
-        return waits;
-    }
+    bool arm() { return written(netmem_virtio_tx_arm, handle_); }
     void disarm() noexcept { netmem_virtio_tx_disarm(handle_); }
-    netmem_virtio_tx_stats stats() {
-        netmem_virtio_tx_stats stats = netmem_virtio_tx_stats();
-        stats.size = sizeof stats;
-        check(netmem_virtio_tx_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_virtio_tx *get() const noexcept { return handle_; }
-
-  private:
-    netmem_virtio_tx *handle_;
+    netmem_virtio_tx_stats stats() { return counted(netmem_virtio_tx_get_stats, handle_); }
 };
 
 inline netmem_virtio_options virtio_options(const char *socket) {
-    netmem_virtio_options options = netmem_virtio_options();
-    options.size = sizeof options;
+    netmem_virtio_options options = sized<netmem_virtio_options>();
     options.socket = socket;
     return options;
 }
 
 /* A virtio-net device that the driver is connected to, with its queues: `rx` and `tx` are taken out
  * by those who use them. */
-class virtio_net {
+class virtio_net : public owner<netmem_virtio_net, netmem_virtio_net_close> {
   public:
     explicit virtio_net(const netmem_virtio_options &options) {
         const std::size_t pairs = options.pairs == 0 ? 1 : options.pairs;
@@ -903,15 +659,6 @@ class virtio_net {
             tx.emplace_back(transmit[i]);
         }
     }
-    virtio_net(virtio_net &&from) noexcept
-        : rx(std::move(from.rx)), tx(std::move(from.tx)), handle_(std::exchange(from.handle_, nullptr)) {}
-    virtio_net &operator=(virtio_net &&from) noexcept {
-        std::swap(rx, from.rx);
-        std::swap(tx, from.tx);
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~virtio_net() { netmem_virtio_net_close(handle_); }
     /* Empty if there is no page to send from. */
     frag alloc() const noexcept {
         netmem_frag out = netmem_frag();
@@ -921,32 +668,21 @@ class virtio_net {
     bool is_connected() const noexcept { return netmem_virtio_net_is_connected(handle_); }
     void reconnect(const char *socket) { check(netmem_virtio_net_reconnect(handle_, socket)); }
     /* For the `share` of another driver's options. */
-    netmem_virtio_net *get() const noexcept { return handle_; }
 
     std::vector<virtio_rx> rx;
     std::vector<virtio_tx> tx;
-
-  private:
-    netmem_virtio_net *handle_ = nullptr;
 };
 
 /* A virtio-net device for virtual machines, of the thread that moves its frames. */
-class virtio_device {
+class virtio_device : public owner<netmem_virtio_device, netmem_virtio_device_close> {
   public:
     virtio_device(const region &region, const netmem_virtio_device_options &options) {
         check(netmem_virtio_device_create(region.get(), &options, &handle_));
     }
     explicit virtio_device(const region &region) {
-        netmem_virtio_device_options options = netmem_virtio_device_options();
-        options.size = sizeof options;
+        netmem_virtio_device_options options = sized<netmem_virtio_device_options>();
         check(netmem_virtio_device_create(region.get(), &options, &handle_));
     }
-    virtio_device(virtio_device &&from) noexcept : handle_(std::exchange(from.handle_, nullptr)) {}
-    virtio_device &operator=(virtio_device &&from) noexcept {
-        std::swap(handle_, from.handle_);
-        return *this;
-    }
-    ~virtio_device() { netmem_virtio_device_close(handle_, nullptr); }
     void listen(const char *socket) { check(netmem_virtio_device_listen(handle_, socket)); }
     void serve(int fd) { check(netmem_virtio_device_serve(handle_, fd)); }
     /* Throws the reason why a front end was dropped, if one was. */
@@ -954,37 +690,23 @@ class virtio_device {
     /* Releases what the group has, makes a pass over the rings, and receives up to N frames, each
      * in one fragment. */
     template <std::size_t N> std::size_t receive(frag_group<N> &group) {
-        group.clear();
-        check(netmem_virtio_device_receive(handle_, group.frags_, nullptr, N, &group.size_));
-        return group.size_;
+        check(group.receive_by([this](netmem_frag *frags, std::size_t n, std::size_t *received) {
+            return netmem_virtio_device_receive(handle_, frags, nullptr, n, received);
+        }));
+        return group.size();
     }
     /* Queues the fragments of the group, each a frame, and returns how many. The others stay in the
      * group, also if this throws. */
     template <std::size_t N> std::size_t send(frag_group<N> &group) {
-        std::size_t sent = 0;
-        const netmem_status status = netmem_virtio_device_send(handle_, group.frags_, nullptr, group.size_, &sent);
-        group.remove(sent);
-        check(status);
-        return sent;
+        return group.send_by([this](netmem_frag *frags, std::size_t n, std::size_t *sent) {
+            return netmem_virtio_device_send(handle_, frags, nullptr, n, sent);
+        });
     }
     int fd() const noexcept { return netmem_virtio_device_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() {
-        bool waits = false;
-        check(netmem_virtio_device_arm(handle_, &waits));
-        return waits;
-    }
+    bool arm() { return written(netmem_virtio_device_arm, handle_); }
     void disarm() noexcept { netmem_virtio_device_disarm(handle_); }
-    netmem_virtio_device_stats stats() {
-        netmem_virtio_device_stats stats = netmem_virtio_device_stats();
-        stats.size = sizeof stats;
-        check(netmem_virtio_device_get_stats(handle_, &stats));
-        return stats;
-    }
-    netmem_virtio_device *get() const noexcept { return handle_; }
-
-  private:
-    netmem_virtio_device *handle_ = nullptr;
+    netmem_virtio_device_stats stats() { return counted(netmem_virtio_device_get_stats, handle_); }
 };
 
 } // namespace netmem

@@ -18,9 +18,15 @@ pub struct netmem_frag {
     pub private_span: u64,
 }
 
-const _: () = assert!(
-    size_of::<netmem_frag>() == size_of::<Frag<Kept>>() && align_of::<netmem_frag>() >= align_of::<Frag<Kept>>()
-);
+const _: () = {
+    assert!(align_of::<netmem_frag>() >= align_of::<Frag<Kept>>());
+    assert!(size_of::<netmem_frag>() == size_of::<Frag<Kept>>());
+    assert!(size_of::<netmem_frag>() == size_of::<Option<Frag<Kept>>>());
+    // SAFETY: as large, and of bytes that may have no value.
+    let none: [MaybeUninit<usize>; 2] = unsafe { std::mem::transmute(None::<Frag<Kept>>) };
+    // SAFETY: what tells `None` from a fragment is the pointer that is not null, the first field.
+    assert!(unsafe { none[0].assume_init() } == 0);
+};
 
 impl netmem_frag {
     pub(crate) const EMPTY: Self = Self { private_page: std::ptr::null_mut(), private_span: 0 };
@@ -147,34 +153,25 @@ pub(crate) unsafe fn room<'a>(
     }
 }
 
-/// Releases a fragment by `release`, which returns it if it is another's, and empties the variable.
-/// Returns whether it is empty.
+/// Variables of the header as optional fragments of a kind of memory.
 ///
 /// # Safety
 ///
-/// A fragment of the header, which nothing else uses.
+/// `n` fragments of the header, which nothing else uses during `'a`. A fragment is only released,
+/// and only after its page was found to be of a pool of this kind.
 #[inline]
-pub(crate) unsafe fn release_single(
-    at: &mut netmem_frag,
-    release: impl FnOnce(Frag<Kept>) -> Result<(), Frag<Kept>>,
-) -> bool {
-    // SAFETY: as the caller promises.
-    let Some(frag) = (unsafe { at.take() }) else { return true };
-    match release(frag) {
-        Ok(()) => true,
-        Err(frag) => {
-            *at = netmem_frag::of(frag);
-            false
-        }
-    }
+pub(crate) unsafe fn variables<'a, M: Memory>(frags: *mut netmem_frag, n: usize) -> &'a mut [Option<Frag<M>>] {
+    const { assert!(size_of::<Frag<M>>() == size_of::<Frag<Kept>>()) }
+    // SAFETY: as the caller promises. That a variable is an optional fragment is compared above.
+    unsafe { std::slice::from_raw_parts_mut(frags.cast(), n) }
 }
 
 /// Releases those of `n` fragments that are of `region`, and empties their variables. Returns
 /// whether there are others.
 ///
-/// For a queue or a pool of the region, in its poll context: its handle keeps the region. The last
-/// page of another region may be among the others. Its release calls a function of the program,
-/// which may use the same handle, so it must not happen while the queue or the pool is borrowed.
+/// For a queue of the region, in its poll context: its handle keeps the region. The last page of
+/// another region may be among the others. Its release calls a function of the program, which may
+/// use the same handle, so it must not happen while the queue is borrowed.
 ///
 /// # Safety
 ///

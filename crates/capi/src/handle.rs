@@ -95,6 +95,22 @@ pub(crate) unsafe fn get_mut<'a, K: Kind>(handle: *mut K) -> Result<&'a mut K::V
     Ok(unsafe { &mut *(&raw mut (*handle.as_ptr()).value).cast() })
 }
 
+/// [`get_mut`] for a function that calls another one if there is no value: it makes no error.
+///
+/// # Safety
+///
+/// As for [`get_mut`].
+#[inline]
+pub(crate) unsafe fn try_mut<'a, K: Kind>(handle: *mut K) -> Option<&'a mut K::Value> {
+    if cfg!(debug_assertions) {
+        // SAFETY: as the caller promises.
+        return unsafe { get_mut(handle) }.ok();
+    }
+    let handle = NonNull::new(handle.cast::<Handle<K::Value>>())?;
+    // SAFETY: as in `get_mut`.
+    Some(unsafe { &mut *(&raw mut (*handle.as_ptr()).value).cast() })
+}
+
 /// Closes a handle, and returns its value.
 ///
 /// # Safety

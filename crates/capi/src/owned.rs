@@ -35,6 +35,17 @@ pub(crate) unsafe fn get_mut<'a, K: Owned>(handle: *mut K) -> Result<&'a mut K::
     }
 }
 
+/// [`get_mut`] for a function that calls another one if there is no value.
+///
+/// # Safety
+///
+/// As for [`get_mut`].
+#[inline]
+pub(crate) unsafe fn try_mut<'a, K: Owned>(handle: *mut K) -> Option<&'a mut K::Value> {
+    // SAFETY: as the caller promises.
+    unsafe { own(handle).ok().and_then(|()| handle::try_mut(handle)) }
+}
+
 /// Makes this thread the owner of the handle.
 ///
 /// # Safety

@@ -5,8 +5,8 @@ use crate::handle::{self, Kind};
 use crate::options::{self, Versioned};
 use crate::owned::{self, Owned};
 use crate::region::{Kept, netmem_region};
-use crate::status::{Failure, netmem_status, status, value};
-use netmem_pool::{PagePool, PageRoom, PoolOptions, PoolStats};
+use crate::status::{Failure, netmem_status, status};
+use netmem_pool::{PagePool, PoolOptions, PoolStats};
 use std::ffi::c_char;
 use std::ptr::NonNull;
 
@@ -134,51 +134,42 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
     frags: *mut netmem_frag,
     n: usize,
 ) -> usize {
-    if n != 1 {
-        // SAFETY: as the header says.
-        return unsafe { alloc_group(pool, frags, n) };
+    let mut done = 0;
+    // SAFETY: as the header says.
+    if let Some(pool) = unsafe { owned::try_mut(pool) }
+        && !frags.is_null()
+    {
+        // SAFETY: the caller has room for `n` variables there: see `frag::variables`.
+        done = pool.alloc_group(unsafe { std::slice::from_raw_parts_mut(frags.cast(), n) });
+        if done == n {
+            return n;
+        }
     }
-    // Without a poll, which costs as much as the page.
-    value(|| {
-        // SAFETY: as the header says.
-        let (pool, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
-        let (Some(one), Some(page)) = (out.first_mut(), pool.alloc_single()) else { return Ok(0) };
-        one.write(netmem_frag::of(page.freeze()));
-        Ok(1)
-    })
-    .unwrap_or(0)
+    // SAFETY: as the header says.
+    unsafe { alloc_rest(pool, frags, n, done) }
 }
 
-/// For a group of pages. Not in line: a single page saves none of the registers that this needs.
+/// Allocates what the pool's cache did not have, behind the first `done` pages, and reports misuse.
+/// Returns how many pages there are then. Not in line, so that the common case saves no register.
 ///
 /// # Safety
 ///
 /// As the header says.
+#[cold]
 #[inline(never)]
-unsafe fn alloc_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) -> usize {
-    value(|| {
+unsafe fn alloc_rest(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize, mut done: usize) -> usize {
+    status(|| {
         // SAFETY: as the caller promises.
         let (pool, out) = unsafe { (owned::get_mut(pool)?, frag::room(frags, n)?) };
-        Ok(pool.poll(|napi| {
-            let mut room = PageRoom::new();
-            let mut done = 0;
-            while done < out.len() {
-                let before = done;
-                for page in napi.alloc_cached(&mut room, out.len() - before) {
-                    out[done].write(netmem_frag::of(page.freeze()));
-                    done += 1;
-                }
-                if done == before {
-                    // The cache is empty: a page by the slow path fills it.
-                    let Some(page) = napi.alloc() else { break };
-                    out[done].write(netmem_frag::of(page.freeze()));
-                    done += 1;
-                }
-            }
-            done
-        }))
-    })
-    .unwrap_or(0)
+        while done < n {
+            // By the slow path, which fills the cache.
+            let Some(page) = pool.alloc_single() else { break };
+            out[done].write(netmem_frag::of(page.freeze()));
+            done += 1;
+        }
+        Ok(())
+    });
+    done
 }
 
 /// Releases `n` fragments on the thread that owns `pool`, and empties the variables. Pages of this
@@ -187,29 +178,27 @@ unsafe fn alloc_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: u
 /// Misuse (null, another thread) releases nothing, and leaves a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn netmem_page_pool_release(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) {
-    if n != 1 {
-        // SAFETY: as the header says.
-        return unsafe { release_group(pool, frags, n) };
+    // SAFETY: as the header says.
+    if let Some(pool) = unsafe { owned::try_mut(pool) }
+        && !frags.is_null()
+        // SAFETY: as the header says; the pool compares its pages.
+        && pool.release_group(unsafe { frag::variables(frags, n) }) == n
+    {
+        return;
     }
-    status(|| {
-        // SAFETY: as the header says.
-        let pool = unsafe { owned::get_mut(pool) }?;
-        // SAFETY: as the header says.
-        if !frags.is_null() && !unsafe { frag::release_single(&mut *frags, |frag| pool.release_single(frag)) } {
-            // SAFETY: as the header says.
-            unsafe { frag::release_all(frags, 1) };
-        }
-        Ok(())
-    });
+    // SAFETY: as the header says.
+    unsafe { release_rest(pool, frags, n) }
 }
 
-/// For a group of pages. Not in line, as [`alloc_group`].
+/// Releases what does not go to the pool's cache, and reports misuse. Not in line, as
+/// [`alloc_rest`].
 ///
 /// # Safety
 ///
 /// As the header says.
+#[cold]
 #[inline(never)]
-unsafe fn release_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) {
+unsafe fn release_rest(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n: usize) {
     status(|| {
         // SAFETY: as the caller promises.
         let pool = unsafe { owned::get_mut(pool) }?;
@@ -219,7 +208,13 @@ unsafe fn release_group(pool: *mut netmem_page_pool, frags: *mut netmem_frag, n:
         let mut others = false;
         for i in 0..n {
             // SAFETY: as the caller promises.
-            others |= unsafe { !frag::release_single(&mut *frags.add(i), |frag| pool.release_single(frag)) };
+            let variable = unsafe { &mut *frags.add(i) };
+            // SAFETY: as the caller promises.
+            let Some(frag) = (unsafe { variable.take() }) else { continue };
+            if let Err(frag) = pool.release_single(frag) {
+                *variable = netmem_frag::of(frag);
+                others = true;
+            }
         }
         if others {
             // A function of the program may run, which may use the pool: it is not borrowed any

@@ -99,8 +99,12 @@ pub(crate) unsafe fn release<K: Owned<Value = Receive<Q>>, Q: RxQueue>(
         if frags.is_null() {
             return Err(Failure::null("frags"));
         }
-        // SAFETY: as the caller promises.
-        queue.poll(|poll| poll.with_napi(|_| unsafe { frag::release_of(region, frags, n) }))
+        queue.poll(|poll| {
+            // SAFETY: as the caller promises; the pool compares its pages.
+            poll.with_napi(|napi| unsafe {
+                napi.release_group(frag::variables(frags, n)) < n && frag::release_of(region, frags, n)
+            })
+        })
     };
     if others {
         // SAFETY: as the caller promises.

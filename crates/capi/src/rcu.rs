@@ -21,11 +21,11 @@ impl netmem_rcu_guard {
 }
 
 /// A read-side section. Runs on the calling thread, at once. It may call every function of the
-/// library but those that wait. It must not throw or jump out: that aborts.
+/// library but those that wait. If it throws, the process aborts; it must not jump out.
 pub type netmem_rcu_read_fn = Option<unsafe extern "C" fn(guard: *const netmem_rcu_guard, context: *mut c_void)>;
 
 /// A call after a grace period. Runs on any thread that uses the library, outside of sections. It
-/// may call every function of the library. It must not throw or jump out: that aborts.
+/// may call every function of the library. If it throws, the process aborts; it must not jump out.
 pub type netmem_rcu_call_fn = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
 /// Runs `section` in a read-side section: objects that are passed to netmem_rcu_call meanwhile, on

@@ -81,7 +81,8 @@ pub unsafe extern "C" fn netmem_region_create(
 
 /// Called once, when the last page of a region of foreign memory is back and the region is closed:
 /// the memory may be freed. Runs on the thread that released the last page or closed the region or
-/// pool. It may call every function of the library. It must not throw or jump out: that aborts.
+/// pool. It may call every function of the library. If it throws, the process aborts; it must not
+/// jump out.
 pub type netmem_release_fn = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
 /// Foreign memory, and how it is released.

@@ -184,6 +184,32 @@ impl Cache {
         n
     }
 
+    /// Moves pages into `out`, the newest first, as `made` makes them, until `out` is full or the
+    /// array is empty. Returns how many. It counts nothing, as [`pop`](Self::pop) does. `made` must
+    /// not use the cache.
+    #[inline(always)]
+    pub(crate) fn pop_into<T>(&self, out: &mut [MaybeUninit<T>], made: impl Fn(NonNull<Desc>) -> T) -> usize {
+        let before = self.newest.load(Ordering::Relaxed);
+        let mut newest = before;
+        for room in out {
+            // SAFETY: a place that has a page, or the bottom, where there is none.
+            let Some(desc) = (unsafe { *newest }) else { break };
+            room.write(made(desc));
+            // SAFETY: not the bottom.
+            newest = unsafe { newest.sub(1) };
+        }
+        self.newest.store(newest, Ordering::Relaxed);
+        // SAFETY: of the same array.
+        unsafe { before.offset_from_unsigned(newest) }
+    }
+
+    /// Begins to push several pages. Nothing else uses the cache before the value is dropped.
+    #[inline(always)]
+    pub(crate) fn pushes(&self) -> Pushes<'_> {
+        let newest = self.newest.load(Ordering::Relaxed);
+        Pushes { cache: self, before: newest, newest, last: self.last.get() }
+    }
+
     /// Undoes the [`pop`](Self::pop) of a page, also in the counters.
     #[inline]
     pub(crate) fn unpop(&self, desc: NonNull<Desc>) {
@@ -302,6 +328,42 @@ impl Cache {
         let (desc, next) = unsafe { split_first(node)? };
         self.spill.set(next);
         Some(desc)
+    }
+}
+
+/// Pushes of several pages, which the cache has when this is dropped.
+pub(crate) struct Pushes<'c> {
+    cache: &'c Cache,
+    before: *mut CachedPage,
+    newest: *mut CachedPage,
+    last: *mut CachedPage,
+}
+
+impl Pushes<'_> {
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.newest == self.last
+    }
+
+    /// Pushes a page, for which there is room.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, desc: NonNull<Desc>) {
+        debug_assert!(!self.is_full());
+        // SAFETY: there is a place behind the newest.
+        unsafe {
+            self.newest = self.newest.add(1);
+            *self.newest = Some(desc);
+        }
+    }
+}
+
+impl Drop for Pushes<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.cache.newest.store(self.newest, Ordering::Relaxed);
+        // SAFETY: of the same array.
+        let pushed = unsafe { self.newest.offset_from_unsigned(self.before) };
+        self.cache.counters.recycle_cached.add(pushed as u64);
     }
 }
 

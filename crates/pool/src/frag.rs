@@ -58,8 +58,15 @@ impl<M: Memory> Frag<M> {
         std::ptr::from_ref(self.0.desc()).addr()
     }
 
+    #[inline]
     pub(crate) fn desc(&self) -> &Desc {
         self.0.desc()
+    }
+
+    /// The page's descriptor, with the right to pass on the fragment's count.
+    #[inline]
+    pub(crate) fn desc_ptr(&self) -> NonNull<Desc> {
+        self.0.desc_ptr()
     }
 
     /// Bytes.

@@ -34,6 +34,7 @@ mod file;
 pub mod foreign;
 mod forks;
 mod frag;
+mod group;
 mod grow;
 mod header;
 mod in_flight;

@@ -82,6 +82,11 @@ impl<M: Memory> Page<M> {
         unsafe { self.desc.as_ref() }
     }
 
+    #[inline]
+    pub(crate) fn desc_ptr(&self) -> NonNull<Desc> {
+        self.desc
+    }
+
     /// One more count of the same bytes.
     ///
     /// # Safety

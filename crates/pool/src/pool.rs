@@ -107,8 +107,7 @@ impl<M: Memory> Napi<'_, M> {
     /// the cache. Calls no user code. Pages that are not taken from the iterator stay with the pool.
     #[inline(always)]
     pub fn alloc_cached<'n>(&'n mut self, room: &'n mut PageRoom, most: usize) -> CachedPages<'n, M> {
-        // SAFETY: the context exists inside of its pool's `poll`.
-        let cache = unsafe { &self.shared.as_ref().front.cache };
+        let cache = &self.shared().front.cache;
         let n = cache.pop_many(&mut room.0[..most.min(PageRoom::PAGES)]);
         // SAFETY: the first `n` were initialised.
         let pages = unsafe { slice::from_raw_parts(room.0.as_ptr().cast::<NonNull<Desc>>(), n) };
@@ -138,9 +137,13 @@ impl<M: Memory> Napi<'_, M> {
         }
     }
 
-    fn live_domain(&self) -> Option<&dyn DmaDomain> {
+    pub(crate) fn shared(&self) -> &Shared<M> {
         // SAFETY: the context exists inside of its pool's `poll`.
-        let s = unsafe { self.shared.as_ref() };
+        unsafe { self.shared.as_ref() }
+    }
+
+    fn live_domain(&self) -> Option<&dyn DmaDomain> {
+        let s = self.shared();
         s.domain.as_deref().filter(|_| M::MAPPED && !s.gone.get())
     }
 }

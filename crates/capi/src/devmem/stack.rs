@@ -98,26 +98,44 @@ impl Stacked {
         Time::ZERO + self.beginning.elapsed()
     }
 
-    fn poll(&mut self) -> usize {
+    fn poll(&mut self) -> Result<usize, Failure> {
         let now = self.now();
         let work = self.stack.poll(now);
-        if work > 0 || self.gone || now < self.check_at {
-            return work;
+        if work > 0 || !self.gone && now < self.check_at {
+            return Ok(work);
         }
         self.check_at = now + CHECK;
         // The end of the device's connection wakes a thread that sleeps. A thread that only polls
         // asks for it.
-        if self.stack.check().is_ok() && self.net.is_connected() {
-            return 0;
+        match self.stack.check() {
+            Ok(()) if !self.gone && self.net.is_connected() => Ok(0),
+            Ok(()) => Err(self.stop("the device has closed the connection")),
+            Err(why) => Err(self.stop(why)),
         }
-        self.device_gone();
-        self.stack.poll(now)
     }
 
-    /// Each connection ends with the next poll.
-    fn device_gone(&mut self) {
-        self.gone = true;
-        self.stack.handle_device_gone();
+    /// Ends all connections, once.
+    #[cold]
+    fn stop(&mut self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+        if !self.gone {
+            self.gone = true;
+            self.stack.handle_device_gone();
+            self.stack.poll(self.now());
+        }
+        Coded::failure(netmem_status::NETMEM_ERR_STOPPED, why)
+    }
+
+    /// Nanoseconds until the stack must be polled: 0 if there is work, -1 if it can wait for ever.
+    fn arm(&mut self) -> Result<i64, Failure> {
+        let left = self.stack.poll_timeout().map(|at| at.since(self.now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(0);
+        }
+        match self.stack.arm() {
+            Ok(Armed::Waits) => Ok(left.map_or(-1, |left| i64::try_from(left.as_nanos()).unwrap_or(i64::MAX))),
+            Ok(Armed::Work) => Ok(0),
+            Err(why) => Err(self.stop(why)),
+        }
     }
 
     fn config(&self) -> Config {
@@ -200,8 +218,8 @@ fn interface(given: &netmem_devmem_stack_options, address: Address) -> Result<In
 /// first 1024 pages are for the ring, so the memory has more than 4 MiB.
 ///
 /// The program drives it: netmem_devmem_stack_poll does all that is due. It is to be called again
-/// when netmem_devmem_stack_fd is readable, after netmem_devmem_stack_timeout, and after calls that
-/// send.
+/// when netmem_devmem_stack_fd is readable, after the time of netmem_devmem_stack_arm, and after
+/// calls that send.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_STRUCT_SIZE, NETMEM_ERR_HANDLE, NETMEM_ERR_ARGUMENT
 /// (address, MTU, pages, too little memory), NETMEM_ERR_NOT_FOUND (no device listens there),
@@ -246,29 +264,23 @@ pub unsafe extern "C" fn netmem_devmem_stack_open(
 }
 
 /// Does all work that is due: receives, fires timers, sends, and collects what the device has
-/// completed. Does not wait. Returns how much there was: after 0 the thread can sleep. 0 with a
-/// text for misuse. If the device is gone, each connection ends with NETMEM_ERR_STOPPED: a poll
-/// without work asks for that, at most once a millisecond, by a system call.
+/// completed. Never blocks. `work` gets how much there was, unless it is null: not 0 if the next
+/// call may find more. A poll without work asks whether the device is there, at most once a
+/// millisecond, by a system call.
+///
+/// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the device is
+/// gone; all connections have ended).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn netmem_devmem_stack_poll(stack: *mut netmem_devmem_stack) -> usize {
-    value(|| {
+pub unsafe extern "C" fn netmem_devmem_stack_poll(stack: *mut netmem_devmem_stack, work: *mut usize) -> netmem_status {
+    status(|| {
         // SAFETY: as the header says.
-        Ok(unsafe { owned::get_mut(stack) }?.poll())
+        let done = unsafe { owned::get_mut(stack) }?.poll()?;
+        if let Some(work) = NonNull::new(work) {
+            // SAFETY: the caller has room for a number there.
+            unsafe { work.write(done) };
+        }
+        Ok(())
     })
-    .unwrap_or(0)
-}
-
-/// The milliseconds after which the stack must be polled even if nothing arrives, for the timeout
-/// of poll: -1 if it need not be. 0 with a text for misuse.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn netmem_devmem_stack_timeout(stack: *const netmem_devmem_stack) -> i32 {
-    value(|| {
-        // SAFETY: as the header says.
-        let this = unsafe { owned::peek(stack) }?;
-        let wait = this.stack.poll_timeout().map(|at| at.since(this.now()));
-        Ok(wait.map_or(-1, |wait| i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)))
-    })
-    .unwrap_or(0)
 }
 
 /// The descriptor on which to wait for work, with poll, select or epoll, for POLLIN: readable after
@@ -281,23 +293,23 @@ pub unsafe extern "C" fn netmem_devmem_stack_fd(stack: *const netmem_devmem_stac
     value(|| Ok(unsafe { owned::peek(stack) }?.stack.as_fd().as_raw_fd())).unwrap_or(-1)
 }
 
-/// Asks for a wake-up, and writes to `waits` whether to sleep: false if there is work already. A
-/// thread that was woken calls netmem_devmem_stack_disarm and polls. A few system calls.
+/// Asks for a wake-up, and writes to `nanoseconds` how long to sleep at most, until the next timer:
+/// 0 if there is work already, -1 if there is no timer. A thread that was woken calls
+/// netmem_devmem_stack_disarm and netmem_devmem_stack_poll. A few system calls.
 ///
 /// Errors: NETMEM_ERR_NULL, NETMEM_ERR_HANDLE, NETMEM_ERR_THREAD, NETMEM_ERR_STOPPED (the device is
-/// gone: after the next poll each connection has ended).
+/// gone; all connections have ended).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn netmem_devmem_stack_arm(stack: *mut netmem_devmem_stack, waits: *mut bool) -> netmem_status {
+pub unsafe extern "C" fn netmem_devmem_stack_arm(
+    stack: *mut netmem_devmem_stack,
+    nanoseconds: *mut i64,
+) -> netmem_status {
     status(|| {
-        let out = NonNull::new(waits).ok_or_else(|| Failure::null("waits"))?;
+        let out = NonNull::new(nanoseconds).ok_or_else(|| Failure::null("nanoseconds"))?;
         // SAFETY: as the header says.
-        let this = unsafe { owned::get_mut(stack) }?;
-        let armed = this.stack.arm().map_err(|why| {
-            this.device_gone();
-            Coded::failure(netmem_status::NETMEM_ERR_STOPPED, why)
-        })?;
+        let left = unsafe { owned::get_mut(stack) }?.arm()?;
         // SAFETY: the caller has room for it there.
-        unsafe { out.write(armed == Armed::Waits) };
+        unsafe { out.write(left) };
         Ok(())
     })
 }

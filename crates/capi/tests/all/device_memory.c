@@ -141,22 +141,26 @@ static void stacks_that_cannot_be(const netmem_devmem *memory, const char *socke
     IS(NETMEM_OK, netmem_devmem_close(small));
 }
 
+static size_t poll_once(netmem_devmem_stack *stack) {
+    size_t work = 0;
+    IS(NETMEM_OK, netmem_devmem_stack_poll(stack, &work));
+    return work;
+}
+
 /* Does the work of both stacks, and sleeps if there is none. */
 static void turn(netmem_devmem_stack *a, netmem_devmem_stack *b) {
     struct pollfd fds[2];
-    bool a_waits = false, b_waits = false;
-    if (netmem_devmem_stack_poll(a) + netmem_devmem_stack_poll(b) > 0)
+    if (poll_once(a) + poll_once(b) > 0)
         return;
-    IS(NETMEM_OK, netmem_devmem_stack_arm(a, &a_waits));
-    IS(NETMEM_OK, netmem_devmem_stack_arm(b, &b_waits));
-    int after = netmem_devmem_stack_timeout(a), other = netmem_devmem_stack_timeout(b);
+    int64_t after = 0, other = 0;
+    IS(NETMEM_OK, netmem_devmem_stack_arm(a, &after));
+    IS(NETMEM_OK, netmem_devmem_stack_arm(b, &other));
     if (after < 0 || (other >= 0 && other < after))
         after = other;
     fds[0].fd = netmem_devmem_stack_fd(a);
     fds[1].fd = netmem_devmem_stack_fd(b);
     fds[0].events = fds[1].events = POLLIN;
-    if (a_waits && b_waits)
-        poll(fds, 2, after);
+    poll(fds, 2, after < 0 ? -1 : (int)((after + 999999) / 1000000));
     netmem_devmem_stack_disarm(a);
     netmem_devmem_stack_disarm(b);
 }
@@ -178,7 +182,7 @@ static void *on_another_thread(void *context) {
     netmem_devmem_stack_stats stats;
     size_t n;
     stats.size = sizeof stats;
-    HOLDS(netmem_devmem_stack_poll(handles->stack) == 0);
+    IS(NETMEM_ERR_THREAD, netmem_devmem_stack_poll(handles->stack, NULL));
     HOLDS(strstr(netmem_error_text(), "another thread") != NULL);
     HOLDS(netmem_devmem_stack_fd(handles->stack) == -1);
     IS(NETMEM_ERR_THREAD, netmem_devmem_stack_get_stats(handles->stack, &stats));
@@ -194,7 +198,7 @@ static void *on_another_thread(void *context) {
 
 /* The thread that opened a stack owns it, also if another one uses it first. */
 static void *first_use(void *context) {
-    HOLDS(netmem_devmem_stack_poll((netmem_devmem_stack *)context) == 0);
+    IS(NETMEM_ERR_THREAD, netmem_devmem_stack_poll((netmem_devmem_stack *)context, NULL));
     HOLDS(strstr(netmem_error_text(), "another thread") != NULL);
     return NULL;
 }
@@ -368,18 +372,20 @@ static void device_gone(const netmem_devmem *memory, const char *socket) {
     size_t n;
     IS(NETMEM_OK, netmem_devmem_stack_open(memory, &given, &stack));
     IS(NETMEM_OK, netmem_devmem_connect(stack, "10.0.0.9:9", &stream));
-    netmem_devmem_stack_poll(stack);
+    IS(NETMEM_OK, netmem_devmem_stack_poll(stack, NULL));
     IS(NETMEM_OK, netmem_devmem_stream_receive(stream, &extent, 1, &n, NULL));
     cut(socket);
-    do {
-        netmem_devmem_stack_poll(stack);
-        status = netmem_devmem_stream_receive(stream, &extent, 1, &n, NULL);
-    } while (status == NETMEM_OK);
+    do
+        status = netmem_devmem_stack_poll(stack, NULL);
+    while (status == NETMEM_OK);
     IS(NETMEM_ERR_STOPPED, status);
+    IS(NETMEM_ERR_STOPPED, netmem_devmem_stream_receive(stream, &extent, 1, &n, NULL));
     IS(NETMEM_OK, netmem_devmem_stream_close(stream));
-    /* And it can sleep, or end. */
-    while (netmem_devmem_stack_poll(stack) > 0)
-        continue;
+    /* The end of the stream may be work. Then it is the same again. */
+    do
+        status = netmem_devmem_stack_poll(stack, NULL);
+    while (status == NETMEM_OK);
+    IS(NETMEM_ERR_STOPPED, status);
     IS(NETMEM_OK, netmem_devmem_stack_close(stack, 0));
 }
 

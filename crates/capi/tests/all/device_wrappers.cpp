@@ -13,13 +13,11 @@
 static void turn(netmem::devmem_stack &a, netmem::devmem_stack &b) {
     if (a.poll() + b.poll() > 0)
         return;
-    const bool a_waits = a.arm(), b_waits = b.arm();
-    int after = a.timeout();
-    if (after < 0 || (b.timeout() >= 0 && b.timeout() < after))
-        after = b.timeout();
+    std::int64_t after = a.arm(), other = b.arm();
+    if (after < 0 || (other >= 0 && other < after))
+        after = other;
     pollfd fds[2] = {{a.fd(), POLLIN, 0}, {b.fd(), POLLIN, 0}};
-    if (a_waits && b_waits)
-        poll(fds, 2, after);
+    poll(fds, 2, after < 0 ? -1 : static_cast<int>((after + 999999) / 1000000));
     a.disarm();
     b.disarm();
 }

@@ -19,6 +19,13 @@ const SERVER: &str = "192.0.2.2:80";
 const CLIENTS: usize = 8;
 const REQUESTS: usize = 6;
 
+/// The server's time limit, in seconds, that no client of a slow machine reaches.
+const LONG: &str = "600";
+
+/// One that slow clients reach, and a pause of a client that keeps to it.
+const LIMIT: &str = "2";
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// A server that is ready.
 struct Server {
     child: Child,
@@ -27,7 +34,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(mut server: Command, arguments: [&str; 3]) -> Self {
+    fn start(mut server: Command, arguments: &[&str]) -> Self {
         server.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = server.spawn().unwrap_or_else(|error| panic!("{server:?}: {error}"));
         let errors = BufReader::new(child.stderr.take().expect("a pipe"));
@@ -171,7 +178,7 @@ fn judge(report: &str, answered: usize, ended: usize) {
 fn on_a_tap(server: Command) {
     in_namespace(move || {
         let tap = name("t");
-        let server = Server::start(server, ["tap", &tap, "192.0.2.2/24 fd77::2/64"]);
+        let server = Server::start(server, &["tap", &tap, "192.0.2.2/24 fd77::2/64", LONG]);
         ip(&format!("addr add 192.0.2.1/24 dev {tap}"));
         std::fs::write(format!("/proc/sys/net/ipv6/conf/{tap}/disable_ipv6"), "0").expect("IPv6");
         ip(&format!("addr add fd77::1/64 dev {tap} nodad"));
@@ -193,6 +200,50 @@ fn the_kernel_gets_pages_from_a_tap_in_c() {
     each_build(C, &["-std=c11"], "c/http_answer.c", on_a_tap);
 }
 
+/// Whether the server has reset the connection of a client that sends and reads nothing any more.
+fn is_reset(socket: &mut TcpStream) -> bool {
+    socket.read_to_end(&mut Vec::new()).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+}
+
+/// A silent client is reset, and so is one that sends its request too slowly, and one that does not
+/// read its answer. A client that asks for something from time to time stays, for longer.
+fn leaves_the_slow(server: Command) {
+    in_namespace(move || {
+        let tap = name("t");
+        let server = Server::start(server, &["tap", &tap, "192.0.2.2/24", LIMIT]);
+        ip(&format!("addr add 192.0.2.1/24 dev {tap}"));
+        let mut steady = connect();
+        let (mut silent, mut slow, mut idle) = (connect(), connect(), connect());
+        idle.write_all(&get(50_000_000)).expect("sent");
+        let slow = thread::spawn(move || {
+            // More bytes than fit the time: the request never ends.
+            let bytes = std::iter::repeat_n(b'x', 100).take_while(|byte| {
+                thread::sleep(PAUSE / 5);
+                slow.write_all(&[*byte]).is_ok()
+            });
+            bytes.count()
+        });
+        let mut reader = BufReader::new(steady.try_clone().expect("a socket"));
+        for _ in 0..12 {
+            thread::sleep(PAUSE);
+            steady.write_all(&get(100)).expect("sent");
+            read_answer(&mut reader, "200 OK", 100);
+        }
+        assert!(is_reset(&mut silent), "the silent client");
+        assert!(slow.join().expect("no panic") < 100, "the slow client");
+        assert!(is_reset(&mut idle), "the client that does not read");
+        drop((steady, reader));
+        // The end of the steady one is served before the server's own end.
+        thread::sleep(PAUSE);
+        judge(&server.end(), 13, 4);
+    });
+}
+
+#[test]
+fn slow_clients_are_left_in_c() {
+    each_build(C, &["-std=c11"], "c/http_answer.c", leaves_the_slow);
+}
+
 #[test]
 fn the_kernel_gets_pages_from_a_tap_in_cpp() {
     each_build(CPP, &["-std=c++17", "-xc++"], "c/http_answer.c", on_a_tap);
@@ -202,7 +253,7 @@ fn on_an_interface(server: Command) {
     in_namespace(move || {
         let (ours, theirs) = (name("o"), name("t"));
         veth(&ours, &theirs, 1, 1500);
-        let server = Server::start(server, ["xsk", &ours, "192.0.2.2/24"]);
+        let server = Server::start(server, &["xsk", &ours, "192.0.2.2/24", LONG]);
         let interface = theirs.clone();
         let (tell, told) = channel();
         let peer = in_peer_namespace(&theirs, move || {

@@ -1,7 +1,8 @@
 //! The programs that need nothing but a compiler, the header and the binary interface.
 
-use crate::build::{C, CPP, build, crate_folder, each, libraries, run};
+use crate::build::{C, CPP, build, crate_folder, each, each_build, libraries, run};
 use netmem_testing::{installed, skip};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 fn books_balance(out: &str) {
@@ -41,6 +42,26 @@ fn misuse_is_an_error() {
     }
     each(C, &["-std=c11"], "tests/all/misuse.c", |out| assert_eq!(out, "each misuse was found\n"));
     each(CPP, &["-std=c++17", "-xc++"], "tests/all/misuse.c", |out| assert_eq!(out, "each misuse was found\n"));
+}
+
+#[test]
+fn the_library_is_never_unloaded() {
+    // Linked to what is called only: the program loads the library by itself.
+    each(C, &["-std=c11", "-Wl,--as-needed"], "tests/all/unload.c", |out| assert_eq!(out, "NETMEM_OK\n"));
+}
+
+/// Each function that runs code of the program: an exception of that code ends in an abort, and not
+/// in the frames of the library.
+#[test]
+fn a_callback_that_throws_aborts() {
+    for callback in ["release", "read", "call"] {
+        each_build(CPP, &["-std=c++17"], "tests/all/throws.cpp", |mut program| {
+            let ended = program.arg(callback).output().expect("a program");
+            let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+            assert_eq!(out, format!("{callback} throws\n"), "{err}");
+            assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{callback}: {:?} {err}", ended.status);
+        });
+    }
 }
 
 #[test]

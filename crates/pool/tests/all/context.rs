@@ -1,7 +1,9 @@
 //! The poll context: which drops go to the array cache, and which go to the magazines of CPUs.
 
 use crate::common::{alloc, close_balanced, pool, provider, remote_frees};
-use netmem_pool::{PAGE_SIZE, Page, PagePool, PageRoom, PoolOptions, Private, RegionOptions, RegionProvider};
+use netmem_pool::{
+    Frag, Memory, PAGE_SIZE, Page, PagePool, PageRoom, PoolOptions, Private, RegionOptions, RegionProvider,
+};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -64,6 +66,53 @@ fn single_pages_need_no_poll() {
     assert!(other.release_single(foreign).is_ok());
     close_balanced(pool, &domain);
     close_balanced(other, &other_domain);
+}
+
+/// A group moves between the cache and an array as its pages would one by one, and counts as they
+/// do. What would not go to the cache stays in its place: a page with another holder, one of
+/// another pool, and one for which there is no room.
+#[test]
+fn groups_need_no_poll() {
+    let (mut pool, domain) = pool(PoolOptions::new("group").cache(8).prefill(8), 16);
+    let (mut other, other_domain) = self::pool(PoolOptions::new("other"), 4);
+    let before = pool.stats();
+    let mut frags = group(&mut pool, 5);
+    let newest_first: Vec<_> = frags.iter().flatten().map(Frag::index).collect();
+    assert_eq!(frags.iter().flatten().map(Frag::len).sum::<usize>(), 5 * PAGE_SIZE);
+    assert_eq!(pool.stats().inflight(), 5);
+    frags.insert(2, None);
+    assert_eq!((pool.release_group(&mut frags), frags.iter().flatten().count()), (6, 0));
+    let again: Vec<_> = group(&mut pool, 5).iter().flatten().map(Frag::index).collect();
+    assert_eq!(again, newest_first.into_iter().rev().collect::<Vec<_>>(), "last in, first out");
+    let after = pool.stats();
+    assert_eq!((after.alloc_fast - before.alloc_fast, after.recycle_cached - before.recycle_cached), (10, 5));
+    assert_eq!((after.inflight(), remote_frees(after)), (0, 5), "dropped outside of a poll");
+
+    let mut frags = group(&mut pool, 16);
+    assert_eq!(frags.len(), 8, "what the cache has");
+    let shared = frags[1].clone();
+    assert_eq!(pool.poll(|napi| napi.release_group(&mut frags)), 1);
+    assert_eq!(frags.iter().flatten().count(), 7);
+    drop(shared);
+    frags.push(other.alloc().map(Page::freeze));
+    assert_eq!(pool.release_group(&mut frags), 8);
+    assert_eq!(other.stats().inflight(), 1);
+    drop(frags);
+
+    let mut frags: Vec<_> = std::iter::from_fn(|| pool.alloc_single()).map(|page| Some(page.freeze())).collect();
+    assert_eq!((frags.len(), pool.release_group(&mut frags)), (16, 8), "the cache is full");
+    drop(frags);
+    close_balanced(pool, &domain);
+    close_balanced(other, &other_domain);
+}
+
+/// Up to `most` pages of the cache.
+fn group<M: Memory>(pool: &mut PagePool<M>, most: usize) -> Vec<Option<Frag<M>>> {
+    let mut frags = Vec::with_capacity(most);
+    let n = pool.alloc_group(&mut frags.spare_capacity_mut()[..most]);
+    // SAFETY: so many were written.
+    unsafe { frags.set_len(n) };
+    frags
 }
 
 /// Proves POOL-2: a queue is filled before its first poll.

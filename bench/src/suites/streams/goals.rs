@@ -1,6 +1,6 @@
 //! The goals of streams.
 
-use super::turns::SECTION;
+use super::turns::{REQUESTS, SECTION};
 use crate::goals::{Which, evaluate, ratio};
 use crate::report::Row;
 use netmem_measure::goals::{Goal, Target};
@@ -10,6 +10,9 @@ const DEVICE: &str = "The device and the application's write take two thirds of 
                       1.1 times smoltcp's throughput (docs/notes/streams.md).";
 /// Why a segment does not take 0.7 of smoltcp's time.
 const TURNS: &str = "Most of the rest is the device's and the driver's (docs/notes/streams.md).";
+/// Why a request takes longer than smoltcp's.
+const REQUEST: &str = "A connection is processed twice for a request, when its segment arrives and when its user has answered, and each time has timers, \
+                       a window by buffers, RACK and congestion control, of which smoltcp has less (docs/notes/streams.md).";
 /// Why a gigabyte does not cost half of the kernel's CPU time.
 const KERNEL: &str =
     "The kernel copies each byte twice, too, and computes as many checksums. Its side is not profiled.";
@@ -32,6 +35,11 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
     }
     let what = format!("{SECTION}: time of a segment, ours / smoltcp <= 0.7");
     targets.push(Target::most(1, what, ratio(SECTION, "ours", "smoltcp"), "x", 0.7).open(TURNS));
+    let what = format!("{REQUESTS}: ours / smoltcp <= 1");
+    targets.push(Target::most(1, what, ratio(REQUESTS, "ours", "smoltcp"), "x", 1.0).open(REQUEST));
+    let value = ratio("requests: median", "ours_polling", "smoltcp_polling");
+    let what = "requests: median: ours_polling / smoltcp_polling <= 1";
+    targets.push(Target::most(2, what, value, "x", 1.0).open(REQUEST));
     let value = ratio("bulk: CPU", "ours_sleeping", "kernel_veth_sleeping");
     let what = "bulk, CPU time of a gigabyte without offloads: ours_sleeping / kernel_veth_sleeping <= 0.5";
     targets.push(Target::most(2, what, value, "x", 0.5).open(KERNEL));

@@ -44,8 +44,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Whether [`poll_transmit`](Self::poll_transmit) has nothing to choose from: all that was queued
     /// has left, and nothing is known to be lost.
-    #[must_use]
-    pub fn is_quiet(&self) -> bool {
+    pub(in crate::tcp) fn is_quiet(&self) -> bool {
         self.syn_acked
             && self.agreed.is_some()
             && self.unsent() == 0
@@ -57,7 +56,7 @@ impl<C: Carrier> Sender<C> {
 
     /// Does what [`poll_transmit`](Self::poll_transmit) does if the sender [is
     /// quiet](Self::is_quiet).
-    pub fn rest(&mut self, now: Time) {
+    pub(in crate::tcp) fn rest(&mut self, now: Time) {
         self.posted.settle();
         self.waits_for_ring = false;
         self.pacing.clear();

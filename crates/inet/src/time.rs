@@ -36,7 +36,22 @@ impl Time {
     #[inline]
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
+        Duration::from_micros(self.micros_since(earlier))
+    }
+
+    /// As [`since`](Self::since), in microseconds: a `Duration` is made by a division.
+    #[inline]
+    pub(crate) const fn micros_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// The earlier of two times, if there is one.
+#[inline]
+pub(crate) fn earlier<T: Ord>(one: Option<T>, two: Option<T>) -> Option<T> {
+    match (one, two) {
+        (Some(one), Some(two)) => Some(one.min(two)),
+        (one, two) => one.or(two),
     }
 }
 

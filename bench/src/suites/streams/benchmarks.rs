@@ -240,8 +240,10 @@ pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
     for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
         benchmarks.push(Box::new(CostLine(case(bulk, path, Offloads::None, Idle::Sleeps))));
     }
-    for path in [Path::Ours, Path::Smoltcp] {
-        benchmarks.push(Box::new(Turns::new(path)));
+    for program in [bulk, requests] {
+        for path in [Path::Ours, Path::Smoltcp] {
+            benchmarks.push(Box::new(Turns::new(path, program)));
+        }
     }
     benchmarks
 }

@@ -1,6 +1,6 @@
 //! The goals of streams.
 
-use super::turns::SECTION;
+use super::turns::{REQUESTS, SECTION};
 use crate::goals::{Which, evaluate, ratio};
 use crate::report::Row;
 use netmem_measure::goals::{Goal, Target, Value};
@@ -11,11 +11,12 @@ const DEVICE: &str = "The device and the application's write take two thirds of 
                       1.1 times smoltcp's throughput (docs/notes/streams.md).";
 /// Why a segment costs more than smoltcp's.
 const TURNS: &str = "Most of the rest is the device's and the driver's (docs/notes/streams.md).";
+/// Why a request takes longer than smoltcp's.
+const REQUEST: &str = "A connection is processed twice for a request, when its segment arrives and when its user has answered, and each time has timers, \
+                       a window by buffers, RACK and congestion control, of which smoltcp has less (docs/notes/streams.md).";
 /// Why a gigabyte costs more of the kernel's CPU time than it should.
 const KERNEL: &str =
     "The kernel copies each byte twice, too, and computes as many checksums. Its side is not profiled.";
-/// Why a request and its answer take longer than smoltcp's.
-const REQUEST: &str = "Not profiled.";
 /// Why memcached answers fewer requests in a CPU second.
 const TAP: &str = "One thread drives the device and the stack. What is left is mostly a write of the tap for each response (docs/notes/streams.md).";
 /// Why memcached needs more time in user mode.
@@ -25,8 +26,9 @@ const USER: &str = "Our stack, driver and device run in user mode; those of Debi
 /// the rows, whether more is better, the bound, why it is open.
 type Compared = (usize, &'static str, &'static str, [&'static str; 2], bool, f64, &'static str);
 
-const COMPARED: [Compared; 14] = [
+const COMPARED: [Compared; 15] = [
     (1, "time of a segment", SECTION, ["ours", "smoltcp"], false, 0.7, TURNS),
+    (1, "time of a request", REQUESTS, ["ours", "smoltcp"], false, 1.0, REQUEST),
     (2, "CPU time of a segment", "cost of a segment", ["ours", "smoltcp"], false, 1.0, TURNS),
     (2, "without offloads", "bulk: throughput", ["ours_sleeping", "smoltcp_sleeping"], true, 1.25, DEVICE),
     (2, "without offloads", "bulk: throughput", ["ours_polling", "smoltcp_polling"], true, 1.1, DEVICE),

@@ -84,7 +84,7 @@ impl Hop {
 #[inline]
 fn touch(at: &AtomicU64, now: Time) {
     let before = at.load(Ordering::Relaxed);
-    if before == 0 || now.since(Time::from_micros(before)) >= Duration::from_secs(1) {
+    if before == 0 || now.micros_since(Time::from_micros(before)) >= 1_000_000 {
         at.store(now.micros().max(1), Ordering::Relaxed);
     }
 }

@@ -24,7 +24,6 @@ use netmem_packet::TxQueue;
 use std::cell::RefCell;
 use std::mem;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 /// The groups of a stack.
@@ -90,7 +89,7 @@ impl<P: Payload> Core<P> {
         work += datagrams.poll_transmit(resources, tx, completed);
         // The packets that were just sent may need a neighbour's address.
         Control { resources, tx }.poll_neighbors();
-        mailbox.awaits_hop.store(tcp.schedule.waits_for_hops(), Ordering::SeqCst);
+        mailbox.set_awaits_hop(tcp.schedule.waits_for_hops());
         tx.flush();
         Process { tcp, resources, tx }.wake_writers();
         work + completed

@@ -197,11 +197,17 @@ impl<M: Mapped> Egress<M> {
     }
 
     /// The header slots of the queue, if frames of this stack's segments may have theirs there. Not
-    /// if their checksums were left to a device that was replaced by one that computes none.
+    /// if their checksums were left to a device that was replaced by one that computes none. Cost:
+    /// an atomic addition.
     #[inline]
     pub(crate) fn slots<T: TxQueue<Mem = M>>(&self, tx: &T) -> Option<SlotCompletions> {
-        let completions = || tx.header_slots().map(HeaderSlots::completions);
-        if self.checksums && !tx.supports(PARTIAL) { None } else { completions() }
+        tx.header_slots().filter(|_| self.has_slots(tx)).map(HeaderSlots::completions)
+    }
+
+    /// Whether there are such [slots](Self::slots).
+    #[inline]
+    pub(crate) fn has_slots<T: TxQueue<Mem = M>>(&self, tx: &T) -> bool {
+        tx.header_slots().is_some() && (!self.checksums || tx.supports(PARTIAL))
     }
 
     /// Sends a frame whose headers are put into a slot of the queue. `payload.meta` is the frame's.

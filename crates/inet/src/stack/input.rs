@@ -17,12 +17,13 @@ use crate::stack::payload::{Payload, ReceivedFrame, Transmit};
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{NO_STACK, Protocol, StackId};
 use crate::stack::transport::datagrams::Datagrams;
+use crate::stack::transport::handles::ConnectionId;
 use crate::stack::transport::segment::{ReceivedSegment, SegmentInput};
 use crate::stack::transport::tcp::Tcp;
 use crate::tcp;
 use crate::wire::{
-    self, Covered, Datagram, EthernetHeader, Flow, Icmp, IcmpError, IcmpKind, Ip, MAX_HEAD, Network, Quoted,
-    QuotedTransport, Segment, Transport,
+    self, Covered, Datagram, EthernetHeader, Flow, Icmp, IcmpError, IcmpKind, Ip, KnownSegment, MAX_HEAD, Network,
+    Quoted, QuotedTransport, Segment, Transport,
 };
 use netmem_packet::{Checksum, Packet, TxQueue};
 
@@ -35,6 +36,8 @@ pub(crate) enum Origin {
     Mailbox,
     /// This stack: the frame is for an address of this host.
     Loopback,
+    /// Fragments from the device's queue.
+    Reassembly,
 }
 
 /// The way of received frames to the groups that process them.
@@ -55,11 +58,47 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         let mut head = [0; MAX_HEAD];
         let n = frame.peek(&mut head);
         let head = &head[..n];
+        if origin == Origin::Queue
+            && let Some((id, known)) = self.tcp.connections.known()
+            && let Some(segment) = known.read(head, frame.len())
+            && let Some(right) = self.is_right(&frame, segment.covered, false)
+        {
+            // So each test compares the two ways.
+            debug_assert!(self.is_as_parsed(id, &segment, head, frame.len()), "{segment:?}");
+            return self.handle_known(id, &segment, right, frame);
+        }
         match wire::parse(head, frame.len()) {
             Ok((header, Network::Ip(ip))) => self.handle_ip(header, &ip, head, frame, origin),
             Ok((_, Network::Arp(arp))) => self.control().handle_arp(&arp),
             Err(why) => self.count_unparsed(&frame, head, why),
         }
+    }
+
+    /// Processes a segment of the same connection as the one before, whose headers were known.
+    /// `right`: whether its checksum is.
+    #[inline]
+    fn handle_known(&mut self, id: ConnectionId, segment: &KnownSegment, right: bool, frame: P::Frame) {
+        if !right {
+            self.resources.egress.stats.wrong_checksum += 1;
+            return;
+        }
+        let KnownSegment { header, payload, ce, .. } = segment;
+        let (meta, chunks) = self.admit(&frame, payload.len, *ce, Origin::Queue);
+        let Self { tcp, resources, tx, .. } = self;
+        let payload = P::received(frame, payload.at, payload.len).take(chunks);
+        SegmentInput { tcp, resources, tx: *tx }.deliver(id, header, meta, payload);
+    }
+
+    /// Whether a segment whose headers were known is what the parser reads, and is for this host and
+    /// for connection `id`.
+    fn is_as_parsed(&self, id: ConnectionId, known: &KnownSegment, head: &[u8], len: usize) -> bool {
+        let Ok((link, Network::Ip(ip))) = wire::parse(head, len) else { return false };
+        let Ok(Transport::Tcp(segment)) = ip.transport(head) else { return false };
+        let flow = ip.flow(segment.source_port, segment.destination_port);
+        self.resources.host.interface().accepts(&link, &ip) == Some(Cast::Unicast)
+            && self.tcp.connections.find(&flow) == Some(id)
+            && (segment.header, segment.payload, ip.is_ce()) == (known.header, known.payload, known.ce)
+            && ip.covered(&Transport::Tcp(segment)) == Some(known.covered)
     }
 
     fn control(&mut self) -> Control<'_, P, T> {
@@ -117,7 +156,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         let n = packet.len().min(MAX_HEAD);
         let head = &mut head[..n];
         if packet.copy_to(0, head).is_ok() && ip.skip_extensions(head).is_ok() {
-            self.handle_packet(header, &ip, head, packet.into(), (cast, Origin::Queue));
+            self.handle_packet(header, &ip, head, packet.into(), (cast, Origin::Reassembly));
         }
     }
 
@@ -150,7 +189,13 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         let reply_path = ReplyPath { header, loopback: origin == Origin::Loopback };
         match &transport {
             Transport::Tcp(segment) if cast == Cast::Unicast => {
+                let before = self.tcp.connections.last();
                 self.handle_tcp((ip, reply_path), segment, frame, origin);
+                // Where connections take turns, nothing is noted for the next one.
+                if origin == Origin::Queue && before.is_some() && before == self.tcp.connections.last() {
+                    let flow = ip.flow(segment.source_port, segment.destination_port);
+                    self.tcp.connections.note_headers(&flow, head);
+                }
             }
             Transport::Tcp(_) => {}
             Transport::Udp(datagram) => {
@@ -197,20 +242,27 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             return self.hand_over(stack, frame, segment.payload.len);
         }
         let wire::ByteRange { at, len } = segment.payload;
+        let (meta, chunks) = self.admit(&frame, len, ip.is_ce(), origin);
+        let segment = ReceivedSegment { flow, header: &segment.header, meta, reply_path };
+        let Self { tcp, resources, tx, .. } = self;
+        SegmentInput { tcp, resources, tx: *tx }.handle_segment(&segment, P::received(frame, at, len).take(chunks));
+    }
+
+    /// What a connection is told of a frame with `len` bytes of payload, and how many chunks of the
+    /// payload it gets.
+    #[inline]
+    fn admit(&mut self, frame: &P::Frame, len: usize, ce: bool, origin: Origin) -> (tcp::SegmentMeta, usize) {
         // The meta data of a merged segment, or of one that was never cut, has the size of its
         // parts.
         let segments = match frame.meta().gso {
             Some(gso) if gso.size > 0 => len.div_ceil(gso.size.into()).max(1),
             _ => 1,
         };
-        let meta = tcp::SegmentMeta { len: len as u32, segments: segments as u16, ce: ip.is_ce() };
         // Missing payload counts as dropped.
         let dropped = self.short && len > 0 && origin != Origin::Loopback;
         self.resources.egress.stats.short += u64::from(dropped);
-        let chunks = if dropped { 0 } else { usize::MAX };
-        let segment = ReceivedSegment { flow, header: &segment.header, meta, reply_path };
-        let Self { tcp, resources, tx, .. } = self;
-        SegmentInput { tcp, resources, tx: *tx }.handle_segment(&segment, P::received(frame, at, len).take(chunks));
+        let meta = tcp::SegmentMeta { len: len as u32, segments: segments as u16, ce };
+        (meta, if dropped { 0 } else { usize::MAX })
     }
 
     /// Processes a datagram. Returns false if there is no socket for it.

@@ -61,8 +61,12 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Output<P> for Segments<'_, P, T> 
             traffic_class: self.ip.dscp << 2 | ecn,
             hop_limit: self.ip.hop_limit.max(1),
         };
-        let is_one = unit.payload_len <= unit.segment_size;
-        let as_frame = to_self || unit.payload_len == 0 || (!is_one && self.device_cuts());
+        // A single segment needs no template if its headers are in a slot.
+        let is_frame = match unit.payload_len <= unit.segment_size {
+            true => self.egress.has_slots(self.tx),
+            false => self.device_cuts(),
+        };
+        let as_frame = to_self || unit.payload_len == 0 || is_frame;
         if !as_frame && unit.payload.iter().all(|chunk| P::in_host(chunk).is_some()) {
             return self.cut(&outer, &unit);
         }
@@ -167,17 +171,22 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         let segment_size = (payload_len > segment_size).then_some(segment_size as u16);
         let payload_len = payload_len as usize;
         let mut head = [0; MAX_HEADERS];
-        let complete = payload_len == 0 && !egress.checksums;
-        let body = Body { len: payload_len, sum: complete.then(Sum::default), segment_size };
+        let in_host = payload.iter().all(|chunk| P::in_host(chunk).is_some());
+        // What goes to this host is never on a wire.
+        let complete = !egress.checksums && in_host && (payload_len == 0 || !to_self);
+        let sum = complete.then(|| sum_of::<P>(payload));
+        let body = Body { len: payload_len, sum, segment_size };
         let emitted = emit_tcp(&mut head, outer, flow, header, body);
         debug_assert!(emitted.is_ok(), "{emitted:?}");
         let Some(emitted) = emitted.ok() else { return Ok(HeaderTicket::none()) };
         if payload_len > 0
             && !to_self
-            && payload.iter().all(|chunk| P::in_host(chunk).is_some())
+            && in_host
             && let Some(completions) = egress.slots(*tx)
         {
-            return self.send_behind(completions, &head[..emitted.len], emitted.meta, payload);
+            let ticket = self.send_behind(completions, &head[..emitted.len], emitted.meta, payload)?;
+            self.egress.stats.checksummed_sent += u64::from(complete);
+            return Ok(ticket);
         }
         let mut packet = egress.header_frame(&head, emitted).ok_or(Full)?;
         // A segment has so few chunks that they fit.
@@ -315,6 +324,14 @@ fn append<T: TxQueue>(tx: &mut T, packet: &mut Option<Packet<T::Mem>>, frag: Fra
         }
         None => *packet = Some(Packet::new(frag)),
     }
+}
+
+/// The sum of payload in host memory.
+#[inline]
+fn sum_of<P: Payload>(payload: &[P::Sent]) -> Sum {
+    let mut sum = Sum::default();
+    payload.iter().filter_map(P::in_host).for_each(|frag| sum.add_fragment(frag, 0..frag.len()));
+    sum
 }
 
 /// A packet without payload can be sent again at any time.

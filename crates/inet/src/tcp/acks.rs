@@ -36,7 +36,7 @@ impl Acks {
 
     /// Notes that `segments` with payload arrived in order.
     pub(super) fn arrived(&mut self, segments: u16, idle: Duration, now: Time) {
-        if now.since(self.last_arrival) > idle {
+        if u128::from(now.micros_since(self.last_arrival)) > idle.as_micros() {
             self.quick = QUICK;
         }
         self.last_arrival = now;

@@ -88,6 +88,7 @@ impl Budget {
         Self(Arc::new(Counts { used, detached, awaited, limit, parent, waker }))
     }
 
+    #[inline]
     fn levels(&self) -> impl Iterator<Item = &Counts> {
         std::iter::successors(Some(self), |budget| budget.0.parent.as_ref()).map(|budget| &*budget.0)
     }

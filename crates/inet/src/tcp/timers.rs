@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::connection::{Connection, Stall};
 use super::state::State;
 use super::{Carrier, Error, Flags};
-use crate::time::Time;
+use crate::time::{Time, earlier};
 
 /// The first and the longest interval at which a connection checks for free buffers.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -24,10 +24,8 @@ impl<C: Carrier> Connection<C> {
             return stall;
         }
         let retry = self.retry_at.map(|(at, _)| at);
-        [self.sender.poll_timeout(), self.acks.poll_timeout(), self.expires_at, retry, self.keep_alive_at(), stall]
-            .into_iter()
-            .flatten()
-            .min()
+        let first = earlier(self.sender.poll_timeout(), self.acks.poll_timeout());
+        earlier(earlier(earlier(first, self.expires_at), earlier(retry, self.keep_alive_at())), stall)
     }
 
     /// Acts on the timers that have expired at `now`. Call it at the time of

@@ -27,9 +27,9 @@ pub struct Covered {
     /// The bytes to add up.
     pub range: ByteRange,
     /// The sum of the pseudo header.
-    pseudo: u16,
+    pub(super) pseudo: u16,
     /// Whether a checksum that must be there is missing.
-    missing: bool,
+    pub(super) missing: bool,
 }
 
 impl Covered {

@@ -16,7 +16,7 @@
 //! offload, or cut into its segments again by [`Packet::segment`].
 
 use super::checksum::Sum;
-use super::headers::Covered;
+use super::headers::{Covered, Transport, tcp};
 use super::join::{Join, Joinable, MAX_HEAD};
 use super::predict::Prediction;
 use crate::device::Handler;
@@ -104,6 +104,19 @@ struct Held<M: Mapped> {
 #[inline]
 fn is_verified(meta: Meta) -> bool {
     meta.checksum != Checksum::Unknown
+}
+
+/// Whether a frame with these first bytes is a segment behind which no other can be joined: of TCP
+/// over IPv4 without options, with PSH. Requests and their answers are. False proves nothing.
+#[inline]
+fn ends_a_packet(head: &[u8]) -> bool {
+    const L3: usize = 14;
+    const FLAGS: usize = L3 + 20 + tcp::FLAGS;
+    head.get(FLAGS).is_some_and(|flags| flags & tcp::PSH != 0)
+        && head[12..=L3] == [8, 0, 0x45]
+        && head[L3 + 9] == Transport::Tcp.number()
+        // No fragment.
+        && (head[L3 + 6] & 0x3f, head[L3 + 7]) == (0, 0)
 }
 
 /// Whether the transport checksum of a packet is right. Reads all that the checksum is computed
@@ -287,6 +300,10 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
 impl<H: Handler<M>, M: Mapped> Gro<H, M> {
     /// Passes a packet that is not as predicted. `head` are its first bytes.
     fn pass_unpredicted(&mut self, head: &[u8; MAX_HEAD], have: usize, mut packet: Packet<M>) {
+        // Nothing waits, and this one would not wait either.
+        if self.held.is_empty() && ends_a_packet(&head[..have]) {
+            return self.inner.pass(packet);
+        }
         let parsed = Joinable::parse(&head[..have], packet.len(), packet.meta, self.udp);
         let Some(next) = parsed else { return self.inner.pass(packet) };
         let found = self.held.iter().position(|held| held.join.is_flow(&next));
@@ -322,5 +339,33 @@ impl<H: Handler<M>, M: Mapped> Gro<H, M> {
 impl<H, M: Mapped> fmt::Debug for Gro<H, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gro({} held, {:?})", self.held.len(), self.stats)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::PacketBuilder;
+
+    /// Nothing can be joined to the segments that are passed at once: those with PSH, and all that
+    /// differ from them in one bit of their headers.
+    #[test]
+    fn what_is_passed_at_once_would_not_wait() {
+        let mut bytes = Vec::new();
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        builder.tcp(1000, 80, 5, 500).ack(77).psh().write(&mut bytes, &[7; 40]).unwrap();
+        let joins = |bytes: &[u8]| {
+            Joinable::parse(bytes, bytes.len(), Meta::default(), true).is_some_and(|next| Join::new(&next).is_some())
+        };
+        let mut passed = 0;
+        for bit in 0..8 * 54 {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            passed += usize::from(ends_a_packet(&other));
+            assert!(!ends_a_packet(&other) || !joins(&other), "bit {bit}");
+        }
+        assert!(passed > 200 && ends_a_packet(&bytes) && !ends_a_packet(&bytes[..47]));
+        bytes[14 + 20 + tcp::FLAGS] &= !tcp::PSH;
+        assert!(joins(&bytes) && !ends_a_packet(&bytes));
     }
 }

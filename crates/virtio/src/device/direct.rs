@@ -195,16 +195,17 @@ impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
         // As in `tx.rs`: after a chain of several buffers, the next one often has several, too.
         let mut several = false;
         while budget.lasts(self.tallies.0) && self.from.available() && self.to.available() {
-            let copied = if several {
-                let (copied, buffers) = self.copy_short(budget.chains(), &mut chain, &mut groups.1);
+            let mut copied = 0;
+            if !several {
+                copied = self.copy_group(&mut groups);
+                budget.spend(copied);
+            }
+            if copied == 0 {
+                let buffers;
+                (copied, buffers) = self.copy_short(budget.chains(), &mut chain, &mut groups.1);
                 budget.spend_pieces(copied, buffers);
                 several = copied == 0 || chain.buffers().len() > 1;
-                copied
-            } else {
-                let copied = self.copy_group(&mut groups);
-                budget.spend(copied);
-                copied
-            };
+            }
             if copied == 0 {
                 let (copied, buffers) = self.copy_frame()?;
                 budget.spend_pieces(copied.into(), buffers);

@@ -206,7 +206,7 @@ impl<P: Payload> Host<P> {
     pub(crate) fn handle_hop_change(&self, stack: StackId) {
         self.0.hop_changes.fetch_add(1, Ordering::SeqCst);
         for (n, mailbox) in self.mailboxes().iter().enumerate() {
-            if n != stack as usize && mailbox.awaits_hop.load(Ordering::SeqCst) {
+            if n != stack as usize && mailbox.awaits_hop() {
                 mailbox.notifier.notify();
             }
         }

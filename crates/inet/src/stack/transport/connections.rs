@@ -13,7 +13,7 @@ use crate::stack::payload::Payload;
 use crate::stack::table::Table;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::{ConnectionId, OfConnections};
-use crate::wire::Flow;
+use crate::wire::{Flow, KnownHeaders};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::collections::hash_map::{HashMap, RandomState};
@@ -27,13 +27,16 @@ pub(crate) struct Connections<P: Payload> {
     /// The connection of the last segment, while it has its flow. Most segments are of the same
     /// connection as the one before, and need no keyed hash.
     last: Cell<Option<ConnectionId>>,
+    /// The headers of a segment of this connection. They count only while it is the last one.
+    known: Option<(ConnectionId, KnownHeaders)>,
     /// The connections with payload out of order, by the number of its chunks, and their places.
     out_of_order: BTreeSet<(usize, u32)>,
 }
 
 impl<P: Payload> Connections<P> {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(), flows: HashMap::default(), last: Cell::new(None), out_of_order: BTreeSet::new() }
+        let (flows, last) = Default::default();
+        Self { table: Table::new(), flows, last, known: None, out_of_order: BTreeSet::new() }
     }
 
     /// Connections, with or without a flow.
@@ -72,6 +75,26 @@ impl<P: Payload> Connections<P> {
             return self.last.get();
         }
         last
+    }
+
+    /// The connection of the last segment, if it had one.
+    pub(crate) fn last(&self) -> Option<ConnectionId> {
+        self.last.get()
+    }
+
+    /// The connection of the last segment and the headers of one of its segments, if they are
+    /// known.
+    #[inline]
+    pub(crate) fn known(&self) -> Option<(ConnectionId, &KnownHeaders)> {
+        self.known.as_ref().filter(|(id, _)| self.last.get() == Some(*id)).map(|(id, known)| (*id, known))
+    }
+
+    /// Notes the headers of a segment of this flow, if the flow has a connection. `head` are the
+    /// first bytes of the segment's frame, which was validated.
+    pub(crate) fn note_headers(&mut self, flow: &Flow, head: &[u8]) {
+        if let (Some(id), Some(known)) = (self.find(flow), KnownHeaders::new(head)) {
+            self.known = Some((id, known));
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &ConnectionEntry<P>)> {

@@ -10,7 +10,7 @@ use crate::stack::path::Path;
 use crate::stack::payload::Payload;
 use crate::stack::transport::handles::ListenerId;
 use crate::tcp::{self, Connection, Seq};
-use crate::time::Time;
+use crate::time::{Time, earlier};
 use crate::wire::Flow;
 use std::task::Waker;
 use std::time::Duration;
@@ -124,7 +124,7 @@ impl<P: Payload> ConnectionEntry<P> {
     /// When the connection is to be processed, if nothing else happens before.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let shrink = if let Shrink::At(at) = self.shrink_at { Some(at) } else { None };
-        [self.connection.poll_timeout(), shrink].into_iter().flatten().min()
+        earlier(self.connection.poll_timeout(), shrink)
     }
 
     /// The wakers of the user, which are to be called because the connection has ended or will be

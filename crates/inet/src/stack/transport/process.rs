@@ -37,7 +37,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         schedule.handle_timeout(connections, self.resources.now);
         schedule.relieve_some(connections);
         let mut work = 0;
-        if completed > 0 {
+        if completed > 0 && self.tcp.schedule.waits_for_ring() {
             work += self.drain_ring_queue();
         }
         for _ in 0..self.tcp.schedule.due() {

@@ -12,7 +12,7 @@ use crate::stack::resources::{Resources, header_len};
 use crate::stack::transport::entry::Role;
 use crate::stack::transport::handles::ConnectionId;
 use crate::stack::transport::tcp::{ReusedFlow, Tcp};
-use crate::tcp::{self, Answer, ArrivingSegment, ConnectionTemplate, Flags, Header, IpFields, State, reset_for};
+use crate::tcp::{self, Answer, ArrivingSegment, ConnectionTemplate, Flags, Header, IpFields, Seq, State, reset_for};
 use crate::wire::Flow;
 use netmem_packet::TxQueue;
 
@@ -48,7 +48,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
     #[inline]
     pub(crate) fn handle_segment(&mut self, segment: &ReceivedSegment<'_>, payload: impl Iterator<Item = P::Received>) {
         match self.find(segment) {
-            Receiver::Connection(id) => self.deliver(id, segment, payload),
+            Receiver::Connection(id) => self.deliver(id, segment.header, segment.meta, payload),
             Receiver::Listener(reused) => self.listen(segment, reused, payload),
         }
     }
@@ -82,9 +82,14 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
 
     /// Passes a segment to its connection.
     #[inline]
-    fn deliver(&mut self, id: ConnectionId, segment: &ReceivedSegment<'_>, payload: impl Iterator<Item = P::Received>) {
+    pub(crate) fn deliver(
+        &mut self,
+        id: ConnectionId,
+        header: &Header,
+        meta: tcp::SegmentMeta,
+        payload: impl Iterator<Item = P::Received>,
+    ) {
         let Self { tcp, resources, .. } = self;
-        let ReceivedSegment { header, meta, .. } = *segment;
         let now = resources.now;
         let Some(entry) = tcp.connections.get_mut(id) else { return };
         if let Role::HalfOpen(listener) = entry.role
@@ -99,7 +104,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
         }
         let lacks_buffer = meta.len > 0 && entry.connection.lacks_buffer_for(header.seq, meta.len);
         if lacks_buffer && entry.connection.accepts(header, meta.len, now) {
-            self.make_room(id, segment);
+            self.make_room(id, header.seq, meta.len);
         }
         let Some(entry) = self.tcp.connections.get_mut(id) else { return };
         entry.connection.handle_segment(header, payload, meta, now);
@@ -110,8 +115,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
     /// No buffer is free for payload of a connection that is in order. Payload that is out of order
     /// makes room: that of the connection that has most is dropped first. Its peer sends it again.
     #[cold]
-    fn make_room(&mut self, id: ConnectionId, segment: &ReceivedSegment<'_>) {
-        let (seq, len) = (segment.header.seq, segment.meta.len);
+    fn make_room(&mut self, id: ConnectionId, seq: Seq, len: u32) {
         let connections = &mut self.tcp.connections;
         for _ in 0..MOST_EVICTED {
             let lacks = connections.get(id).is_some_and(|entry| entry.connection.lacks_buffer_for(seq, len));

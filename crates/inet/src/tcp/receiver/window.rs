@@ -21,9 +21,10 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// The least number of bytes by which the edge moves: a segment, or half of what can be
-    /// promised at most (avoidance of silly windows, RFC 9293, section 3.8.6.2.2).
-    fn least(&self) -> u32 {
-        let most = self.capacity.min(self.room() + self.queued);
+    /// promised at most (avoidance of silly windows, RFC 9293, section 3.8.6.2.2). `room` bytes
+    /// could be promised.
+    fn least(&self, room: u32) -> u32 {
+        let most = self.capacity.min(room + self.queued);
         self.mss.min(most / 2).max(1)
     }
 
@@ -37,13 +38,18 @@ impl<T: Chunk> Receiver<T> {
 
     /// The number of bytes by which the edge would move if an acknowledgement were sent now.
     fn advance(&self, remaining: u32) -> u32 {
-        self.room().checked_sub(remaining).filter(|advance| *advance >= self.least()).unwrap_or(0)
+        let room = self.room();
+        room.checked_sub(remaining).filter(|advance| *advance >= self.least(room)).unwrap_or(0)
     }
 
     /// Whether a window update must be sent now: the window would become at least twice as large as
     /// the peer knows.
     pub(in crate::tcp) fn update_is_due(&self) -> bool {
         let remaining = self.remaining();
+        // What the user has read admits less in nearly all calls, and counts no buffers.
+        if self.capacity.saturating_sub(self.queued) < remaining.saturating_mul(2) {
+            return false;
+        }
         let advance = self.advance(remaining);
         advance > 0 && advance >= remaining && !self.finished
     }
@@ -51,8 +57,14 @@ impl<T: Chunk> Receiver<T> {
     /// Whether the window is closed because no buffer is free. A returned buffer causes no call of
     /// this connection.
     pub(in crate::tcp) fn waits_for_buffers(&self) -> bool {
-        let least = self.least();
-        self.remaining() < least && self.room() < least.min(self.capacity.saturating_sub(self.queued)) && !self.finished
+        let remaining = self.remaining();
+        // The least step is a segment at most.
+        if remaining >= self.mss.max(1) {
+            return false;
+        }
+        let room = self.room();
+        let least = self.least(room);
+        remaining < least && room < least.min(self.capacity.saturating_sub(self.queued)) && !self.finished
     }
 
     /// Whether free buffers would make a window update necessary. If so, check again when buffers

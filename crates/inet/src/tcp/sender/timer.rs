@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::core::{Probe, Purpose, Sender, Timer};
 use super::{RecoveryState, TimedOut};
 use crate::tcp::Carrier;
-use crate::time::Time;
+use crate::time::{Time, earlier};
 
 /// How long the peer may delay an acknowledgement, in microseconds (RFC 8985, 7.2).
 const DELAYED_ACK: u64 = 200_000;
@@ -23,8 +23,7 @@ impl<C: Carrier> Sender<C> {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let timer = self.timer.map(|timer| timer.at);
-        let user = self.user_deadline();
-        timer.into_iter().chain(user).chain(self.pacing.deadline()).min().map(Time::from_micros)
+        earlier(earlier(timer, self.user_deadline()), self.pacing.deadline()).map(Time::from_micros)
     }
 
     fn user_deadline(&self) -> Option<u64> {

@@ -42,6 +42,27 @@ impl<C: Carrier> Sender<C> {
         next
     }
 
+    /// Whether [`poll_transmit`](Self::poll_transmit) has nothing to choose from: all that was queued
+    /// has left, and nothing is known to be lost.
+    pub(in crate::tcp) fn is_quiet(&self) -> bool {
+        self.syn_acked
+            && self.agreed.is_some()
+            && self.unsent() == 0
+            && (!self.fin || self.is_fin_sent())
+            && self.scoreboard.lost() <= self.scoreboard.retransmitted()
+            && self.probe.is_none()
+            && !self.recovery.prefers_new()
+    }
+
+    /// Does what [`poll_transmit`](Self::poll_transmit) does if the sender [is
+    /// quiet](Self::is_quiet).
+    pub(in crate::tcp) fn rest(&mut self, now: Time) {
+        self.posted.settle();
+        self.waits_for_ring = false;
+        self.pacing.clear();
+        self.clocks.note(now.micros(), self.is_busy(), false);
+    }
+
     fn choose(&mut self, at: u64, offload: usize) -> Option<Transmission> {
         if self.recovery.prefers_new() {
             let new = self.next_new(at, offload);

@@ -213,3 +213,55 @@ impl IdleSender {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::Config;
+    use crate::tcp::testing::{Pair, TestCarrier, stream};
+    use fastrand::Rng;
+    use std::time::Duration;
+
+    /// Compares a sender with what it is after it was idle. Values that do not count any more are
+    /// set to those of a new sender first. Returns whether it had learned anything.
+    fn check(sender: &mut Sender<TestCarrier>) -> bool {
+        let (idle, options) = sender.idle().unwrap();
+        let learned = idle.learned.is_some();
+        let una = sender.una;
+        (sender.queue, sender.scoreboard, sender.posted) =
+            (Queue::new(una), Scoreboard::new(una), PostedTransmissions::new());
+        (sender.small_until, sender.last_small_end, sender.scratch) = (una, una, Vec::new());
+        sender.rack = Rack::of(sender.rack.rtt(), sender.rack.reordering());
+        (sender.recovery, sender.sacks) = (sender.recovery.idle(), Sacks::default());
+        assert_eq!(format!("{sender:?}"), format!("{:?}", idle.wake::<TestCarrier>(&options)));
+        learned
+    }
+
+    #[test]
+    fn a_sender_that_was_idle_has_each_value_that_counts() {
+        let (mut learned, mut times) = (0, 0);
+        for seed in 0..20 {
+            let mut random = Rng::with_seed(seed);
+            let config = Config { timestamps: random.bool(), sack: random.bool(), ..Config::default() };
+            let mut pair = Pair::connected(&config, &config);
+            let loss = if random.bool() { 0 } else { 3 };
+            for _ in 0..30 {
+                pair.a.tcp.send(stream(0, random.usize(1..60_000)), random.bool()).unwrap();
+                while !pair.a.tcp.sender.is_idle() {
+                    let out = pair.a.output(pair.now);
+                    pair.now += Duration::from_millis(5);
+                    out.iter().filter(|_| random.u8(0..100) >= loss).for_each(|sent| pair.b.input(sent, pair.now));
+                    pair.b.read(pair.now);
+                    let back = pair.b.output(pair.now);
+                    back.iter().filter(|_| random.u8(0..100) >= loss).for_each(|sent| pair.a.input(sent, pair.now));
+                    pair.a.tcp.handle_timeout(pair.now);
+                    pair.b.tcp.handle_timeout(pair.now);
+                }
+                assert!(pair.a.output(pair.now).is_empty());
+                times += 1;
+                learned += u32::from(check(&mut pair.a.tcp.sender));
+            }
+        }
+        assert!(0 < learned && learned < times, "{learned} of {times} had learned something");
+    }
+}

@@ -173,3 +173,46 @@ impl fmt::Debug for IdleConnection {
         write!(f, "IdleConnection({:?})", self.state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Pair, TestCarrier, stream};
+    use super::super::{Ecn, IpFields, KeepAlive};
+    use super::*;
+
+    fn values(tcp: &Connection<TestCarrier>) -> String {
+        let peer = (tcp.irs, tcp.peer_mss, tcp.peer_scale, tcp.peer_clock, tcp.last_acknowledged, tcp.largest_segment);
+        let agreed = (tcp.window_scaling, tcp.sack, tcp.ecn, tcp.sent_plain_syn, tcp.ecn_echo, tcp.recv_shutdown);
+        let times = (tcp.last_received, tcp.keep_alive_probes, tcp.keep_alive_probed_at, tcp.last_data_received);
+        let rest = (tcp.state, tcp.acks, tcp.soft_error, tcp.challenge_limit, tcp.urgent, tcp.urgent_sent);
+        let Connection { config, .. } = tcp;
+        let settings = (config.ip, config.keep_alive, config.max_payload, config.ack_every, config.ecn);
+        format!("{:?}", (peer, agreed, times, rest, settings, tcp.poll_timeout()))
+    }
+
+    #[test]
+    fn a_connection_that_was_idle_has_all_values() {
+        let config = Config { ecn: Ecn::Request, ..Config::default() };
+        let mut pair = Pair::connected(&config, &config);
+        pair.a.tcp.send(stream(0, 5000), false).unwrap();
+        pair.b.tcp.send(stream(0, 700), false).unwrap();
+        assert!(pair.a.tcp.idle(Arc::new).is_none(), "something is to be sent");
+        pair.settle();
+        assert!(pair.b.tcp.idle(Arc::new).is_none(), "something is to be read");
+        (pair.a.read(pair.now), pair.b.read(pair.now));
+        pair.pass(std::time::Duration::from_secs(5));
+        let tcp = &mut pair.a.tcp;
+        tcp.set_keep_alive(Some(KeepAlive::default()));
+        tcp.set_ip(IpFields { dscp: 5, hop_limit: 6 });
+        tcp.set_max_payload(1200);
+        tcp.set_ack_every(7);
+        tcp.shutdown_read();
+        assert!(tcp.challenge_limit.allows(pair.now));
+        (tcp.sent_plain_syn, tcp.ecn_echo, tcp.soft_error) = (true, true, Some(Unreachable::Host));
+        (tcp.urgent, tcp.urgent_sent) = (Some(Seq(8)), Some(Seq(9)));
+        (tcp.keep_alive_probes, tcp.keep_alive_probed_at) = (2, pair.now);
+        let woken = tcp.idle(Arc::new).unwrap().wake();
+        assert_eq!(values(&woken), values(tcp));
+        assert!(woken.idle(|again| Arc::new(again)).is_some());
+    }
+}

@@ -426,7 +426,7 @@ fn run(seed: u64, trace: bool, rests: bool) -> (u64, usize) {
 /// Runs one seed in both ways: the packets are the same. Returns how often a connection was idle.
 fn simulate(seed: u64, trace: bool) -> usize {
     let (packets, _) = run(seed, trace, false);
-    let (same, rested) = run(seed, false, true);
+    let (same, rested) = run(seed, trace, true);
     assert_eq!(packets, same, "connections that were idle in between send other packets");
     rested
 }

@@ -78,3 +78,32 @@ impl IdleReceiver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::testing::SharedBytes;
+
+    fn values(receiver: &Receiver<SharedBytes>) -> String {
+        let Receiver { nxt, edge, reduced_edge, out_of_buffers, cut_short, is_compact, scale, mss, .. } = receiver;
+        let Receiver { capacity, most, queued, budget, per_buffer, fin, finished, duplicate, round, .. } = receiver;
+        let window = (nxt, edge, reduced_edge, out_of_buffers, cut_short, is_compact, scale, mss, capacity, most);
+        format!("{:?}", (window, queued, budget, per_buffer, fin, finished, duplicate, round))
+    }
+
+    #[test]
+    fn a_receiver_that_was_idle_has_all_values() {
+        let mut receiver = Receiver::new(1 << 20, false, 1460, Budget::new(10));
+        receiver.open(Seq(5), true, None);
+        (receiver.reduced_edge, receiver.out_of_buffers) = (Some(Seq(7)), 8);
+        (receiver.cut_short, receiver.is_compact, receiver.finished) = (true, true, true);
+        (receiver.capacity, receiver.per_buffer, receiver.fin) = (70_000, 77, Some(Seq(9)));
+        (receiver.duplicate, receiver.round) = (Some((Seq(1), Seq(2))), (Time::from_micros(3), 4));
+        let woken = receiver.idle().unwrap().wake(1460);
+        assert_eq!(values(&woken), values(&receiver));
+        receiver.edge = Seq(100);
+        receiver.fin = None;
+        receiver.accept(receiver.nxt, 3, [SharedBytes::numbered(6, 3)].into_iter(), false);
+        assert!(receiver.idle().is_none(), "something is to be read");
+    }
+}

@@ -47,7 +47,7 @@ pub(in crate::tcp) struct IdleSender {
     usage: Usage,
     rtt: Rtt,
     /// The round-trip time that RACK measured last, in microseconds.
-    rack_rtt: u64,
+    rack_rtt: Option<u64>,
     last_sent: u64,
     clocks: Clocks,
     learned: Option<Box<Learned>>,
@@ -186,7 +186,7 @@ impl IdleSender {
             max_window: self.max_window,
             path: unusual.path,
             rtt: self.rtt,
-            rack: Rack::of(self.rack_rtt, reordering),
+            rack: Rack::of(self.rack_rtt, una, reordering),
             recovery: unusual.recovery,
             // All blocks that were reported are before the first number that will be sent.
             sacks: Sacks::default(),
@@ -231,7 +231,7 @@ mod tests {
         (sender.queue, sender.scoreboard, sender.posted) =
             (Queue::new(una), Scoreboard::new(una), PostedTransmissions::new());
         (sender.small_until, sender.last_small_end, sender.scratch) = (una, una, Vec::new());
-        sender.rack = Rack::of(sender.rack.rtt(), sender.rack.reordering());
+        sender.rack = Rack::of(sender.rack.rtt(), una, sender.rack.reordering());
         (sender.recovery, sender.sacks) = (sender.recovery.idle(), Sacks::default());
         assert_eq!(format!("{sender:?}"), format!("{:?}", idle.wake::<TestCarrier>(&options)));
         learned

@@ -62,15 +62,16 @@ pub(super) struct ReorderingInputs {
 }
 
 impl Rack {
-    /// What continues where no transmission is in flight. The latest one that was delivered is
-    /// before all that will be sent.
-    pub(super) fn of(rtt: u64, reordering: Reordering) -> Self {
-        Self { rtt, reordering, ..Self::default() }
+    /// What continues where everything before `una` was acknowledged, and nothing is in flight.
+    /// `rtt` is the round-trip time of the latest transmission that was delivered. That one is
+    /// before all that will be sent, so any time in the past does.
+    pub(super) fn of(rtt: Option<u64>, una: Seq, reordering: Reordering) -> Self {
+        Self { rtt: rtt.unwrap_or(0), latest: rtt.map(|_| (0, una)), reordering, ..Self::default() }
     }
 
-    /// The round-trip time of the latest transmission that was delivered.
-    pub(super) fn rtt(&self) -> u64 {
-        self.rtt
+    /// The round-trip time of the latest transmission that was delivered, if one was.
+    pub(super) fn rtt(&self) -> Option<u64> {
+        self.latest.map(|_| self.rtt)
     }
 
     /// The reordering window, as D-SACKs have widened it.

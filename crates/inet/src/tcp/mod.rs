@@ -21,6 +21,7 @@
 //! * `Recording` (feature `record`): the calls and segments of a connection, which can be
 //!   replayed.
 //! * [`Saved`]: the state of a connection, with which it continues elsewhere.
+//! * [`IdleConnection`]: a connection on which nothing happens, in little memory.
 //! * [`Output`]: the destination of its segments.
 //! * [`Budget`]: limits the buffers that received payload may occupy. [`Held`] counts them.
 //! * [`Secret`]: the key from which initial sequence numbers are computed.

@@ -199,7 +199,8 @@ mod tests {
         assert!(pair.a.tcp.idle(Arc::new).is_none(), "something is to be sent");
         pair.settle();
         assert!(pair.b.tcp.idle(Arc::new).is_none(), "something is to be read");
-        (pair.a.read(pair.now), pair.b.read(pair.now));
+        pair.a.read(pair.now);
+        pair.b.read(pair.now);
         pair.pass(std::time::Duration::from_secs(5));
         let tcp = &mut pair.a.tcp;
         tcp.set_keep_alive(Some(KeepAlive::default()));
@@ -213,6 +214,6 @@ mod tests {
         (tcp.keep_alive_probes, tcp.keep_alive_probed_at) = (2, pair.now);
         let woken = tcp.idle(Arc::new).unwrap().wake();
         assert_eq!(values(&woken), values(tcp));
-        assert!(woken.idle(|again| Arc::new(again)).is_some());
+        assert!(woken.idle(Arc::new).is_some());
     }
 }

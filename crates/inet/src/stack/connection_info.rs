@@ -1,8 +1,8 @@
 //! What a stack reports of each of its connections.
 
 use crate::stack::payload::Payload;
-use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::ConnectionId;
+use crate::stack::transport::idle::Seen;
 use crate::tcp::{Info, State};
 use crate::time::Time;
 use std::net::SocketAddr;
@@ -26,14 +26,14 @@ pub struct ConnectionInfo {
 }
 
 impl ConnectionInfo {
-    pub(crate) fn new<P: Payload>(id: ConnectionId, entry: &ConnectionEntry<P>, now: Time) -> Self {
+    pub(crate) fn new<P: Payload>(id: ConnectionId, seen: &Seen<'_, P>, now: Time) -> Self {
         Self {
             id: id.generation(),
-            local: entry.flow.local,
-            peer: entry.flow.remote,
-            state: entry.connection.state(),
-            tcp: entry.connection.info(now),
-            written_pages: entry.written.held(),
+            local: seen.flow().local,
+            peer: seen.flow().remote,
+            state: seen.state(),
+            tcp: seen.connection().info(now),
+            written_pages: seen.written_pages(),
         }
     }
 }

@@ -6,6 +6,7 @@
 use crate::stack::payload::Transmit;
 use crate::stack::source::Source;
 use crate::stack::stack::Stack;
+use crate::stack::transport::idle::Seen;
 use crate::tcp::State;
 use crate::time::Time;
 use netmem_packet::{PollThenSleep, TxQueue, Wait};
@@ -42,8 +43,8 @@ where
     pub fn is_closed(&self) -> bool {
         let core = self.core.borrow();
         let ended = |state| matches!(state, State::FinWait2 | State::TimeWait);
-        let mut connections = core.tcp.connections.iter().map(|(_, entry)| &entry.connection);
-        connections.all(|connection| ended(connection.state()) || connection.is_gone())
+        let gone = |seen: &Seen<'_, P>| matches!(seen, Seen::Working(entry) if entry.connection.is_gone());
+        core.tcp.connections.iter().all(|(_, seen)| ended(seen.state()) || gone(&seen))
             && !core.datagrams.has_work()
             && !core.datagrams.is_blocked()
             && core.resources.egress.loopback.is_empty()
@@ -86,7 +87,7 @@ where
     fn reset_all(&mut self, now: Time) -> usize {
         let mut core = self.core.borrow_mut();
         let ended = |state| matches!(state, State::FinWait2 | State::TimeWait | State::Closed);
-        let open = core.tcp.connections.ids(|entry| !ended(entry.connection.state()));
+        let open = core.tcp.connections.ids(|seen| !ended(seen.state()));
         for &id in &open {
             core.orphan(id, true);
         }

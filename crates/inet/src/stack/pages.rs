@@ -157,7 +157,17 @@ pub(crate) struct WrittenPages<M: Mapped> {
 
 impl<M: Mapped> WrittenPages<M> {
     pub(crate) const fn new() -> Self {
-        Self { page: None, ends: VecDeque::new(), remote: None }
+        Self::by(None)
+    }
+
+    /// No page yet. If there is a `remote`, another thread writes them.
+    pub(crate) const fn by(remote: Option<Arc<RemotePages<M>>>) -> Self {
+        Self { page: None, ends: VecDeque::new(), remote }
+    }
+
+    /// Whether the stack's thread has written pages that are counted.
+    pub(crate) fn has_own(&self) -> bool {
+        self.page.is_some() || !self.ends.is_empty()
     }
 
     /// Pages that are counted.

@@ -194,7 +194,7 @@ where
     pub fn list_connections(&self) -> Vec<ConnectionInfo> {
         let core = self.core.borrow();
         let now = core.resources.now;
-        core.tcp.connections.iter().map(|(id, entry)| ConnectionInfo::new(id, entry, now)).collect()
+        core.tcp.connections.iter().map(|(id, seen)| ConnectionInfo::new(id, &seen, now)).collect()
     }
 
     /// Connections in TIME-WAIT.

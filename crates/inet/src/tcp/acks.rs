@@ -27,6 +27,21 @@ pub(super) struct Acks {
     last_arrival: Time,
 }
 
+/// [`Acks`] when nothing waits for an acknowledgement.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IdleAcks {
+    every: u16,
+    quick: u16,
+    last_arrival: Time,
+}
+
+impl IdleAcks {
+    /// The acknowledgements, with the delay that they had.
+    pub(super) fn wake(self, delay: Duration) -> Acks {
+        Acks { quick: self.quick, ..Acks::new(self.every, delay, self.last_arrival) }
+    }
+}
+
 impl Acks {
     pub(super) fn new(every: u16, delay: Duration, now: Time) -> Self {
         // More than half a second is not allowed (MUST-40).
@@ -71,6 +86,12 @@ impl Acks {
     /// Whether an acknowledgement must be sent now.
     pub(super) fn is_due(&self) -> bool {
         self.now
+    }
+
+    /// What is left when nothing waits for an acknowledgement. `None` if something does.
+    pub(super) fn idle(&self) -> Option<IdleAcks> {
+        let Self { segments, every, now, due, quick, last_arrival, .. } = *self;
+        (!now && due.is_none() && segments == 0).then_some(IdleAcks { every, quick, last_arrival })
     }
 
     /// Notes that a header with ACK was sent. If it had payload, the user answers what it reads,

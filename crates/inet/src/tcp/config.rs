@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::sender::SendOptions;
 
 /// How a connection behaves. The values of [`Default`] are for Ethernet and IPv4 without offloads.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// The MSS that is announced: the link's MTU without the IP and TCP headers (40 bytes for IPv4,
     /// 60 for IPv6).

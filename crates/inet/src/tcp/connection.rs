@@ -5,7 +5,8 @@
 //!
 //! The fields are shared by the files that have the rest of the `impl`. `user` has the user's
 //! calls, `input` handles what arrives, `transmit` sends, `timers` acts when time has passed,
-//! `close` ends the connection, `saved` moves it to another process.
+//! `close` ends the connection, `saved` moves it to another process, `idle` keeps it in little
+//! memory.
 
 use std::time::Duration;
 

@@ -106,6 +106,10 @@ impl Events {
         self.0 |= event;
     }
 
+    pub(super) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     /// Removes and returns the first waiting event, in the order above.
     pub(super) fn take(&mut self, error: Option<Error>) -> Option<Event> {
         let first = self.0 & self.0.wrapping_neg();

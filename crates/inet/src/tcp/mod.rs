@@ -21,6 +21,7 @@
 //! * `Recording` (feature `record`): the calls and segments of a connection, which can be
 //!   replayed.
 //! * [`Saved`]: the state of a connection, with which it continues elsewhere.
+//! * [`IdleConnection`]: a connection on which nothing happens, in little memory.
 //! * [`Output`]: the destination of its segments.
 //! * [`Budget`]: limits the buffers that received payload may occupy. [`Held`] counts them.
 //! * [`Secret`]: the key from which initial sequence numbers are computed.
@@ -47,6 +48,7 @@ mod connection;
 mod cookie;
 mod event;
 mod header;
+mod idle;
 mod input;
 mod isn;
 mod limit;
@@ -81,6 +83,7 @@ pub use congestion::Congestion;
 pub use connection::Connection;
 pub use event::{DeliveryError, Error, Event, Unreachable};
 pub use header::{Flags, Header, Options, SackBlocks, Timestamps};
+pub use idle::IdleConnection;
 pub use isn::{Secret, Start};
 pub use listener::{Answer, ArrivingSegment, ConnectionTemplate, Listener};
 pub use output::{Accepted, Full, Outgoing, Output};

@@ -504,6 +504,9 @@ fn absorb<T: Chunk>(chunk: &mut Held<T>, next: &T) -> bool {
     true
 }
 
+mod idle;
 #[cfg(test)]
 mod tests;
 mod window;
+
+pub(super) use idle::IdleReceiver;

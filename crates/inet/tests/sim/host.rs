@@ -12,6 +12,7 @@ use netmem_packet::Sum;
 use netmem_testing::simulated_memory::{Memory, Posted, SharedBytes};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a user does when it has nothing more to send.
@@ -103,6 +104,10 @@ pub(crate) struct Host {
     /// nothing for long.
     pub(crate) orphaned: bool,
     pub(crate) watch: Watch,
+    /// Whether the connection is kept in little memory whenever nothing is under way, and how often
+    /// it was.
+    pub(crate) rests: bool,
+    pub(crate) rested: usize,
 }
 
 /// What a host announced.
@@ -318,6 +323,8 @@ impl Host {
             orphan: None,
             orphaned: false,
             watch: Watch { edge: None, out_of_buffers: 0, scale: 0, scaled: true },
+            rests: false,
+            rested: 0,
         }
     }
 
@@ -506,6 +513,12 @@ impl Host {
                 (orphan.next, orphan.since) = (connection.una() + orphan.step, now);
             }
             _ => {}
+        }
+        if self.rests
+            && let Some(idle) = connection.idle(Arc::new)
+        {
+            *connection = idle.wake();
+            self.rested += 1;
         }
     }
 

@@ -18,6 +18,9 @@
 //! * Windows shrink only after payload in order was dropped because a buffer was missing. No end
 //!   sends beyond the window that its peer announced, and buffers stay within the budget.
 //! * A deadline is not in the past after a timeout.
+//! * A connection that is kept in little memory whenever nothing is under way
+//!   ([`Connection::idle`](netmem_inet::tcp::Connection::idle)) sends the same packets at the same
+//!   times.
 //! * When both ends are dropped, no payload is held.
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -34,6 +37,7 @@ use netmem_inet::wire::Flow;
 use netmem_netem::{Link, LinkOptions, flip};
 use netmem_testing::simulated_memory;
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +66,8 @@ struct World {
     /// Whether the server sends cookies.
     cookies: bool,
     trace: bool,
+    /// A hash of all packets and of their times.
+    digest: DefaultHasher,
 }
 
 fn flow(client: bool, v6: bool) -> Flow {
@@ -218,6 +224,7 @@ impl World {
             progress: [(None, 0); 2],
             cookies: false,
             trace: false,
+            digest: DefaultHasher::new(),
         }
     }
 
@@ -235,6 +242,7 @@ impl World {
             for packet in packets {
                 let (segment, _) = host::parse(&packet).expect("what leaves a host is right");
                 let header = &segment.header;
+                (self.now, n, &packet).hash(&mut self.digest);
                 if self.trace {
                     let state = self.hosts[n].name;
                     let (seq, ack, window) = (header.seq.0, header.ack.0, header.window);
@@ -402,13 +410,25 @@ impl World {
     }
 }
 
-/// Runs one seed.
-fn simulate(seed: u64, trace: bool) {
+/// Runs one seed. If `rests`, connections are kept in little memory whenever nothing is under way.
+/// Returns a hash of the packets, and how often a connection was idle.
+fn run(seed: u64, trace: bool, rests: bool) -> (u64, usize) {
     let mut world = World::new(seed, trace);
+    world.hosts.iter_mut().for_each(|host| host.rests = rests);
     world.run();
     world.check();
+    let seen = (world.digest.finish(), world.hosts.iter().map(|host| host.rested).sum());
     drop(world);
     assert_eq!(simulated_memory::live(), 0, "payload is held by nothing");
+    seen
+}
+
+/// Runs one seed in both ways: the packets are the same. Returns how often a connection was idle.
+fn simulate(seed: u64, trace: bool) -> usize {
+    let (packets, _) = run(seed, trace, false);
+    let (same, rested) = run(seed, trace, true);
+    assert_eq!(packets, same, "connections that were idle in between send other packets");
+    rested
 }
 
 #[test]
@@ -421,16 +441,19 @@ fn two_connections_over_a_bad_link() {
         Err(_) => (0, 999),
     };
     let trace = std::env::var_os("NETMEM_SIM_TRACE").is_some();
-    let mut failed = Vec::new();
+    let (mut failed, mut rested) = (Vec::new(), 0);
     for seed in first..=last {
         // The panic's message has been printed by then.
         let result = std::thread::spawn(move || catch_unwind(AssertUnwindSafe(|| simulate(seed, trace)))).join();
-        if !matches!(result, Ok(Ok(()))) {
+        if let Ok(Ok(times)) = result {
+            rested += times;
+        } else {
             eprintln!(
                 "seed {seed} failed: NETMEM_SIM_SEEDS={seed} NETMEM_SIM_TRACE=1 cargo test -p netmem-inet --test sim two_conn"
             );
             failed.push(seed);
         }
     }
+    println!("connections were idle {rested} times");
     assert!(failed.is_empty(), "{} of {} seeds failed: {failed:?}", failed.len(), last - first + 1);
 }

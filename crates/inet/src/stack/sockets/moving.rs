@@ -117,7 +117,7 @@ impl<M: Mapped> Sockets<M> {
     #[must_use]
     pub fn save_closing(&self) -> Vec<SavedStream> {
         let core = &mut *self.core.borrow_mut();
-        let closing = core.tcp.connections.ids(|entry| entry.role == Role::Orphan);
+        let closing = core.tcp.connections.ids(|seen| seen.role() == Role::Orphan);
         closing.into_iter().filter_map(|id| save(core, id, &Fragment::default())).collect()
     }
 
@@ -165,7 +165,7 @@ impl<M: Mapped> Sockets<M> {
 /// of the last fragment.
 fn save<M: Mapped>(core: &mut Core<M>, id: ConnectionId, rest: &Fragment<M>) -> Option<SavedStream> {
     let Core { tcp, resources, .. } = core;
-    let connection = tcp.connections.get(id)?.connection.save(resources.now)?;
+    let connection = tcp.connections.get_mut(id)?.connection.save(resources.now)?;
     let entry = tcp.depart(resources, id)?;
     let mut unread = rest.to_vec();
     entry.connection.unread().for_each(|frag| append(&mut unread, frag));

@@ -5,6 +5,7 @@ use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::sockets::stream::TcpStream;
+use crate::stack::transport::idle::Seen;
 use crate::tcp::{Budget, Held, ReadOutcome};
 use netmem_pool::Mapped;
 use std::ops::Range;
@@ -46,7 +47,7 @@ impl<P: Payload> TcpStream<P> {
     /// `see` must not call sockets.
     pub fn peek_queued(&self, which: Range<usize>, see: impl FnMut(&P::Received)) -> usize {
         let core = self.core.borrow();
-        let Some(entry) = core.tcp.connections.get(self.id) else { return 0 };
+        let Some(Seen::Working(entry)) = core.tcp.connections.see(self.id) else { return 0 };
         // Most calls of a receiver that polls find nothing.
         if entry.connection.peek().is_none() {
             return 0;
@@ -65,7 +66,7 @@ impl<P: Payload> TcpStream<P> {
     #[must_use]
     pub fn budget(&self) -> Option<Budget> {
         let core = self.core.borrow();
-        core.tcp.connections.get(self.id).map(|entry| entry.connection.budget().clone())
+        core.tcp.connections.see(self.id).map(|seen| seen.connection().budget().clone())
     }
 
     /// Segments in the window that were dropped since payload last arrived: the device had not
@@ -73,21 +74,25 @@ impl<P: Payload> TcpStream<P> {
     /// this grows, the peer's payload never arrives. A few may just be damaged.
     #[must_use]
     pub fn unverified(&self) -> u64 {
-        self.core.borrow().tcp.connections.get(self.id).map_or(0, |entry| entry.unverified)
+        self.core.borrow().tcp.connections.see(self.id).map_or(0, |seen| seen.unverified())
     }
 
     /// Bytes that can be received now.
     #[must_use]
     pub fn readable(&self) -> usize {
         let core = self.core.borrow();
-        self.rest.len() + core.tcp.connections.get(self.id).map_or(0, |entry| entry.connection.readable())
+        let readable = match core.tcp.connections.see(self.id) {
+            Some(Seen::Working(entry)) => entry.connection.readable(),
+            _ => 0,
+        };
+        self.rest.len() + readable
     }
 
     /// How many bytes from the reading position on are urgent, if any are. They are read in line.
     #[must_use]
     pub fn urgent(&self) -> Option<u32> {
         let core = self.core.borrow();
-        core.tcp.connections.get(self.id)?.connection.urgent()
+        core.tcp.connections.see(self.id)?.connection().urgent()
     }
 
     /// Shuts down the reading direction: after the bytes that were received, reads return the end

@@ -139,7 +139,7 @@ impl<P: Payload> TcpStream<P> {
     /// Bytes for which the send buffer has room at present.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.core.borrow().tcp.connections.get(self.id).map_or(0, |entry| entry.connection.room())
+        self.core.borrow().tcp.connections.see(self.id).map_or(0, |seen| seen.connection().room())
     }
 
     /// Ready when the send buffer has room and a page can be written, or the connection has ended.
@@ -147,7 +147,7 @@ impl<P: Payload> TcpStream<P> {
         let mut guard = self.core.borrow_mut();
         let Core { tcp, resources, .. } = &mut *guard;
         let connections = &mut tcp.connections;
-        let Some(entry) = connections.get(self.id) else { return Poll::Ready(Err(SocketError::StackGone)) };
+        let Some(entry) = connections.get_mut(self.id) else { return Poll::Ready(Err(SocketError::StackGone)) };
         if entry.closed.is_some() {
             return Poll::Ready(entry.connection.failure().map_or(Ok(()), |error| Err(SocketError::Closed(error))));
         }

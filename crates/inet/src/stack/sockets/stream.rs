@@ -7,6 +7,7 @@ use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::ConnectionId;
+use crate::stack::transport::idle::Seen;
 use crate::tcp::{Connection, Info, IpFields, KeepAlive, State};
 use crate::time::Time;
 use crate::wire::Flow;
@@ -56,7 +57,7 @@ impl<P: Payload> TcpStream<P> {
     /// Whether the path leads to this host: segments go to no device.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
-        self.core.borrow().tcp.connections.get(self.id).is_some_and(|entry| entry.path.is_loopback())
+        self.core.borrow().tcp.connections.see(self.id).is_some_and(|seen| seen.path().is_loopback())
     }
 
     /// Whether the handshake is complete. False while it is under way.
@@ -67,7 +68,10 @@ impl<P: Payload> TcpStream<P> {
     /// [`SocketError::ShutDown`]: it was shut down before it was made.
     pub fn is_connected(&self) -> Result<bool, SocketError> {
         let core = self.core.borrow();
-        let entry = core.tcp.connections.get(self.id).ok_or(SocketError::StackGone)?;
+        let entry = match core.tcp.connections.see(self.id).ok_or(SocketError::StackGone)? {
+            Seen::Working(entry) => entry,
+            Seen::Idle(_) => return Ok(true),
+        };
         match entry.connection.failure() {
             Some(error) => Err(SocketError::Closed(error)),
             None if !entry.connected && entry.connection.state() == State::Closed => Err(SocketError::ShutDown),
@@ -124,7 +128,7 @@ impl<P: Payload> TcpStream<P> {
     pub fn info(&self) -> Option<Info> {
         let core = self.core.borrow();
         let now = core.resources.now;
-        core.tcp.connections.get(self.id).map(|entry| entry.connection.info(now))
+        core.tcp.connections.see(self.id).map(|seen| seen.connection().info(now))
     }
 
     pub(crate) fn with(&self, f: impl FnOnce(&mut Connection<P>, Time)) {

@@ -8,11 +8,16 @@
 //! A flow has at most one connection that receives its segments. A connection that has ended has no
 //! flow, although it stays in the table until its owner releases it: the peer can begin a new
 //! connection from the same port. A new connection also reuses the flow of one in TIME-WAIT.
+//!
+//! A connection on which nothing has happened for a while is kept in little memory
+//! ([`rest`](Connections::rest)). Whatever changes it wakes it ([`get_mut`](Connections::get_mut));
+//! what only looks at it does not ([`see`](Connections::see)).
 
 use crate::stack::payload::Payload;
 use crate::stack::table::Table;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::{ConnectionId, OfConnections};
+use crate::stack::transport::idle::{IdleEntry, Seen, SharedConfigs};
 use crate::wire::{Flow, KnownHeaders};
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -21,8 +26,10 @@ use std::mem;
 
 /// The table of connections, and the flows by which segments find them.
 pub(crate) struct Connections<P: Payload> {
-    /// Each entry has memory of its own: a table that grows moves none.
-    table: Table<OfConnections, Box<ConnectionEntry<P>>>,
+    table: Table<OfConnections, Place<P>>,
+    /// Connections that were woken since the last poll.
+    woken: Vec<ConnectionId>,
+    configs: SharedConfigs,
     flows: HashMap<Flow, ConnectionId, RandomState>,
     /// The connection of the last segment, while it has its flow. Most segments are of the same
     /// connection as the one before, and need no keyed hash.
@@ -33,10 +40,36 @@ pub(crate) struct Connections<P: Payload> {
     out_of_order: BTreeSet<(usize, u32)>,
 }
 
+/// A connection, which works or is idle: one of both is set. Each has memory of its own: a table
+/// that grows moves none.
+struct Place<P: Payload> {
+    working: Option<Box<ConnectionEntry<P>>>,
+    idle: Option<Box<IdleEntry<P>>>,
+}
+
+impl<P: Payload> Place<P> {
+    #[cold]
+    fn wake(&mut self) {
+        self.working = self.idle.take().map(|idle| Box::new(idle.wake()));
+    }
+
+    fn see(&self) -> Option<Seen<'_, P>> {
+        let working = self.working.as_deref().map(Seen::Working);
+        working.or_else(|| self.idle.as_deref().map(Seen::Idle))
+    }
+}
+
 impl<P: Payload> Connections<P> {
     pub(crate) fn new() -> Self {
-        let (flows, last) = Default::default();
-        Self { table: Table::new(), flows, last, known: None, out_of_order: BTreeSet::new() }
+        Self {
+            table: Table::new(),
+            woken: Vec::new(),
+            configs: SharedConfigs::new(),
+            flows: HashMap::default(),
+            last: Cell::new(None),
+            known: None,
+            out_of_order: BTreeSet::new(),
+        }
     }
 
     /// Connections, with or without a flow.
@@ -44,14 +77,36 @@ impl<P: Payload> Connections<P> {
         self.table.len()
     }
 
-    #[inline]
-    pub(crate) fn get(&self, id: ConnectionId) -> Option<&ConnectionEntry<P>> {
-        self.table.get(id).map(|entry| &**entry)
-    }
-
+    /// A connection. If it is idle, it is woken, and processed in the next poll: it becomes idle
+    /// again when nothing happens.
     #[inline]
     pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut ConnectionEntry<P>> {
-        self.table.get_mut(id).map(|entry| &mut **entry)
+        let place = self.table.get_mut(id)?;
+        if place.working.is_none() {
+            place.wake();
+            self.woken.push(id);
+        }
+        place.working.as_deref_mut()
+    }
+
+    /// What can be seen of a connection without waking it.
+    #[inline]
+    pub(crate) fn see(&self, id: ConnectionId) -> Option<Seen<'_, P>> {
+        self.table.get(id)?.see()
+    }
+
+    /// Keeps a connection in little memory from now on, if nothing is under way.
+    #[cold]
+    pub(crate) fn rest(&mut self, id: ConnectionId) {
+        let Some(Place { working, idle }) = self.table.get_mut(id) else { return };
+        if let Some(connection) = working.as_ref().and_then(|entry| IdleEntry::of(entry, &mut self.configs)) {
+            *idle = working.take().map(|entry| Box::new(IdleEntry::new(*entry, connection)));
+        }
+    }
+
+    /// The next connection that was woken since the last call. It may have been removed.
+    pub(crate) fn pop_woken(&mut self) -> Option<ConnectionId> {
+        self.woken.pop()
     }
 
     /// The connection whose timer has this number ([`Id::place`](crate::stack::table::Id::place)).
@@ -69,7 +124,11 @@ impl<P: Payload> Connections<P> {
     /// The connection that receives the segments of a flow.
     #[inline]
     pub(crate) fn find(&self, flow: &Flow) -> Option<ConnectionId> {
-        let last = self.last.get().filter(|id| self.get(*id).is_some_and(|entry| entry.flow == *flow));
+        let has_flow = |id: &ConnectionId| {
+            let entry = self.table.get(*id).and_then(|place| place.working.as_ref());
+            entry.is_some_and(|entry| entry.flow == *flow)
+        };
+        let last = self.last.get().filter(has_flow);
         if last.is_none() {
             self.last.set(self.flows.get(flow).copied());
             return self.last.get();
@@ -97,20 +156,20 @@ impl<P: Payload> Connections<P> {
         }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &ConnectionEntry<P>)> {
-        self.table.iter().map(|(id, entry)| (id, &**entry))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, Seen<'_, P>)> {
+        self.table.iter().filter_map(|(id, place)| Some((id, place.see()?)))
     }
 
     /// The connections with a property. They are listed first, because what is done with them may
     /// change the table.
-    pub(crate) fn ids(&self, which: impl Fn(&ConnectionEntry<P>) -> bool) -> Vec<ConnectionId> {
-        self.iter().filter(|(_, entry)| which(entry)).map(|(id, _)| id).collect()
+    pub(crate) fn ids(&self, which: impl Fn(&Seen<'_, P>) -> bool) -> Vec<ConnectionId> {
+        self.iter().filter(|(_, seen)| which(seen)).map(|(id, _)| id).collect()
     }
 
     /// Inserts a connection. It receives the segments of its flow from now on.
     pub(crate) fn insert(&mut self, entry: ConnectionEntry<P>) -> ConnectionId {
         let flow = entry.flow;
-        let id = self.table.insert(Box::new(entry));
+        let id = self.table.insert(Place { working: Some(Box::new(entry)), idle: None });
         self.flows.insert(flow, id);
         self.last.set(None);
         id
@@ -119,7 +178,7 @@ impl<P: Payload> Connections<P> {
     /// Separates a connection from its flow. Returns false if it has none, because a later
     /// connection of the same flow has it.
     pub(crate) fn unlink(&mut self, id: ConnectionId) -> bool {
-        let Some(flow) = self.get(id).map(|entry| entry.flow).filter(|flow| self.find(flow) == Some(id)) else {
+        let Some(flow) = self.see(id).map(|seen| *seen.flow()).filter(|flow| self.find(flow) == Some(id)) else {
             return false;
         };
         self.last.set(None);
@@ -129,7 +188,11 @@ impl<P: Payload> Connections<P> {
     /// Removes a connection. Returns whether it had its flow, too.
     pub(crate) fn remove(&mut self, id: ConnectionId) -> Option<(Box<ConnectionEntry<P>>, bool)> {
         let linked = self.unlink(id);
-        let entry = self.table.remove(id)?;
+        let mut place = self.table.remove(id)?;
+        if place.working.is_none() {
+            place.wake();
+        }
+        let entry = place.working?;
         self.out_of_order.remove(&(entry.out_of_order, id.place()));
         Some((entry, linked))
     }
@@ -137,7 +200,7 @@ impl<P: Payload> Connections<P> {
     /// Notes how much payload a connection has out of order. Costs a comparison, unless it has
     /// changed.
     pub(crate) fn note_out_of_order(&mut self, id: ConnectionId) {
-        let Some(entry) = self.table.get_mut(id) else { return };
+        let Some(entry) = self.get_mut(id) else { return };
         let now = entry.connection.out_of_order();
         let before = mem::replace(&mut entry.out_of_order, now);
         if now != before {
@@ -153,13 +216,13 @@ impl<P: Payload> Connections<P> {
     pub(crate) fn evict(&mut self) -> bool {
         while let Some(&(chunks, place)) = self.out_of_order.last() {
             let Some(id) = self.table.at(place) else { return false };
-            if self.table.get_mut(id).is_some_and(|entry| entry.connection.evict()) {
+            if self.get_mut(id).is_some_and(|entry| entry.connection.evict()) {
                 self.note_out_of_order(id);
                 return true;
             }
             // Its payload was dropped meanwhile.
             self.out_of_order.remove(&(chunks, place));
-            if let Some(entry) = self.table.get_mut(id) {
+            if let Some(entry) = self.get_mut(id) {
                 entry.out_of_order = 0;
             }
         }

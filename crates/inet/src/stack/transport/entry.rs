@@ -48,7 +48,7 @@ pub(crate) struct ConnectionEntry<P: Payload> {
     pub(crate) una: Seq,
     /// The pages that the user has written, and that are not acknowledged.
     pub(crate) written: WrittenPages<P::Mem>,
-    /// When its memory is to be freed, if it is still idle then.
+    /// When it is to be kept in little memory, if it is still idle then.
     pub(crate) shrink_at: Shrink,
     /// Chunks of payload out of order, as
     /// [`Connections`](crate::stack::transport::connections::Connections) last counted them.
@@ -72,13 +72,13 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shrink {
     Busy,
-    /// It has been idle for less than [`IDLE`]. At this time, its memory is freed.
+    /// It has been idle for less than [`IDLE`]. At this time, its memory shrinks.
     At(Time),
     Done,
 }
 
-/// After this time without traffic, the memory of a connection's lists is freed. The next traffic
-/// costs some allocations, so that connections which exchange messages keep theirs.
+/// After this time without traffic, a connection is kept in little memory. The next traffic costs
+/// some allocations, so that connections which exchange messages keep theirs.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl<P: Payload> ConnectionEntry<P> {
@@ -108,8 +108,10 @@ impl<P: Payload> ConnectionEntry<P> {
         }
     }
 
-    /// Frees the memory of the connection's lists if it has been idle for long enough.
-    pub(crate) fn shrink_if_idle(&mut self, now: Time) {
+    /// Frees the memory of the connection's lists if it has been idle for long enough. Returns
+    /// whether that is now: it can [rest](super::connections::Connections::rest).
+    pub(crate) fn shrink_if_idle(&mut self, now: Time) -> bool {
+        let before = self.shrink_at;
         self.shrink_at = match self.shrink_at {
             _ if !self.connection.is_idle() => Shrink::Busy,
             Shrink::Busy => Shrink::At(now + IDLE),
@@ -119,6 +121,7 @@ impl<P: Payload> ConnectionEntry<P> {
             }
             waits => waits,
         };
+        self.shrink_at == Shrink::Done && before != Shrink::Done
     }
 
     /// When the connection is to be processed, if nothing else happens before.

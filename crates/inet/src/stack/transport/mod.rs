@@ -4,6 +4,7 @@ pub(crate) mod connections;
 pub(crate) mod datagrams;
 pub(crate) mod entry;
 pub(crate) mod handles;
+pub(crate) mod idle;
 pub(crate) mod listeners;
 pub(crate) mod process;
 pub(crate) mod schedule;

@@ -36,6 +36,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         let Tcp { connections, schedule, .. } = &mut *self.tcp;
         schedule.handle_timeout(connections, self.resources.now);
         schedule.relieve_some(connections);
+        schedule.enqueue_woken(connections);
         let mut work = 0;
         if completed > 0 && self.tcp.schedule.waits_for_ring() {
             work += self.drain_ring_queue();
@@ -104,11 +105,15 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         let Self { tcp, resources, .. } = self;
         let Some(entry) = tcp.connections.get_mut(id) else { return sent };
         tcp.schedule.note_time_wait(id, entry);
-        entry.shrink_if_idle(now);
+        let rests = entry.shrink_if_idle(now);
         tcp.schedule.set_timer(id, entry);
         tcp.schedule.wait_for_buffers(id, entry);
+        let is_gone = entry.connection.is_gone();
+        if rests {
+            tcp.connections.rest(id);
+        }
         tcp.limit_time_wait(resources);
-        if tcp.connections.get(id).is_some_and(|entry| entry.connection.is_gone()) {
+        if is_gone {
             tcp.handle_end(resources, id);
         }
         sent

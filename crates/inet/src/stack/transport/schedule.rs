@@ -129,6 +129,14 @@ impl Schedule {
         self.fired = fired;
     }
 
+    /// Enqueues the connections that were woken, so that they become idle again when nothing
+    /// happens.
+    pub(crate) fn enqueue_woken<P: Payload>(&mut self, connections: &mut Connections<P>) {
+        while let Some(id) = connections.pop_woken() {
+            self.enqueue_by_id(connections, id);
+        }
+    }
+
     fn enqueue_by_id<P: Payload>(&mut self, connections: &mut Connections<P>, id: ConnectionId) {
         if let Some(entry) = connections.get_mut(id) {
             self.enqueue(id, entry);

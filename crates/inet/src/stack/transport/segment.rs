@@ -11,6 +11,7 @@ use crate::stack::payload::{Payload, Transmit};
 use crate::stack::resources::{Resources, header_len};
 use crate::stack::transport::entry::Role;
 use crate::stack::transport::handles::ConnectionId;
+use crate::stack::transport::idle::Seen;
 use crate::stack::transport::tcp::{ReusedFlow, Tcp};
 use crate::tcp::{self, Answer, ArrivingSegment, ConnectionTemplate, Flags, Header, IpFields, Seq, State, reset_for};
 use crate::wire::Flow;
@@ -71,7 +72,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
     /// (RFC 9293, section 3.6.1).
     #[cold]
     fn reuse(&self, id: ConnectionId, segment: &ReceivedSegment<'_>) -> Option<ReusedFlow> {
-        let connection = &self.tcp.connections.get(id)?.connection;
+        let Seen::Working(entry) = self.tcp.connections.see(id)? else { return None };
+        let connection = &entry.connection;
         if connection.state() != State::TimeWait {
             return None;
         }
@@ -118,7 +120,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
     fn make_room(&mut self, id: ConnectionId, seq: Seq, len: u32) {
         let connections = &mut self.tcp.connections;
         for _ in 0..MOST_EVICTED {
-            let lacks = connections.get(id).is_some_and(|entry| entry.connection.lacks_buffer_for(seq, len));
+            let lacks = connections.get_mut(id).is_some_and(|entry| entry.connection.lacks_buffer_for(seq, len));
             if !lacks || !connections.evict() {
                 return;
             }

@@ -16,6 +16,7 @@ use crate::stack::resources::{Resources, header_len};
 use crate::stack::transport::connections::Connections;
 use crate::stack::transport::entry::{ConnectionEntry, Role};
 use crate::stack::transport::handles::{ConnectionId, ListenerId};
+use crate::stack::transport::idle::Seen;
 use crate::stack::transport::listeners::Listeners;
 use crate::stack::transport::schedule::Schedule;
 use crate::tcp::{Config, Connection, Seq, State};
@@ -54,7 +55,7 @@ impl<P: Payload> Tcp<P> {
 
     /// Connections in TIME-WAIT.
     pub(crate) fn count_time_wait(&self) -> usize {
-        self.connections.iter().filter(|(_, entry)| entry.connection.state() == State::TimeWait).count()
+        self.connections.iter().filter(|(_, seen)| seen.state() == State::TimeWait).count()
     }
 
     // ---- connections come
@@ -171,8 +172,8 @@ impl<P: Payload> Tcp<P> {
     /// from now on. `None` if its handshake is not complete, or if it has ended: it has no flow
     /// then.
     pub(crate) fn depart(&mut self, resources: &mut Resources<P>, id: ConnectionId) -> Option<Box<ConnectionEntry<P>>> {
-        let entry = self.connections.get(id)?;
-        if !entry.connected || self.connections.find(&entry.flow) != Some(id) {
+        let seen = self.connections.see(id)?;
+        if !seen.is_connected() || self.connections.find(seen.flow()) != Some(id) {
             return None;
         }
         let (entry, _) = self.detach(resources, id)?;
@@ -196,7 +197,7 @@ impl<P: Payload> Tcp<P> {
     /// A connection has ended, and has nothing left to send. Its flow is free: the peer can use it
     /// for a new connection, although the user still has a stream.
     pub(crate) fn handle_end(&mut self, resources: &mut Resources<P>, id: ConnectionId) {
-        match self.connections.get(id).map(|entry| (entry.role, entry.flow)) {
+        match self.connections.see(id).map(|seen| (seen.role(), *seen.flow())) {
             Some((Role::Orphan, _)) => self.remove(resources, id),
             Some((_, flow)) if self.connections.unlink(id) => resources.host.directory().release(&flow),
             _ => {}
@@ -206,9 +207,8 @@ impl<P: Payload> Tcp<P> {
     /// Removes the oldest connections in TIME-WAIT if there are more than the limit.
     pub(crate) fn limit_time_wait(&mut self, resources: &mut Resources<P>) {
         while let Some(id) = self.schedule.pop_time_wait(resources.options.time_wait) {
-            let ends =
-                |entry: &ConnectionEntry<P>| entry.connection.state() == State::TimeWait && entry.role == Role::Orphan;
-            if self.connections.get(id).is_some_and(ends) {
+            let ends = |seen: Seen<'_, P>| seen.state() == State::TimeWait && seen.role() == Role::Orphan;
+            if self.connections.see(id).is_some_and(ends) {
                 self.remove(resources, id);
             }
         }
@@ -231,7 +231,7 @@ impl<P: Payload> Tcp<P> {
         if !self.listeners.remove(resources, id) {
             return;
         }
-        for own in self.connections.ids(|entry| [Role::HalfOpen(id), Role::Accepted(id)].contains(&entry.role)) {
+        for own in self.connections.ids(|seen| [Role::HalfOpen(id), Role::Accepted(id)].contains(&seen.role())) {
             self.orphan(resources, own, true);
         }
     }

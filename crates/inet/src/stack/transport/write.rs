@@ -80,7 +80,7 @@ fn wait_for_page<P: Payload>(connections: &mut Connections<P>, resources: &mut R
         return;
     }
     if resources.pages.wait(id) > 2 * connections.len() {
-        resources.pages.forget(|id| connections.get(id).is_none());
+        resources.pages.forget(|id| connections.see(id).is_none());
     }
     resources.await_page();
 }

@@ -19,7 +19,7 @@ const C: f64 = 0.4;
 const BETA: f64 = 0.7;
 
 /// CUBIC.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cubic {
     /// The window before the last loss, at which the curve is flat. It is less if the window did
     /// not reach the value before the previous loss (fast convergence).
@@ -31,7 +31,7 @@ pub struct Cubic {
 }
 
 /// A time without a loss.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Epoch {
     start: u64,
     /// Seconds from the start to the flat part.

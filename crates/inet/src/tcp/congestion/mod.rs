@@ -86,7 +86,7 @@ pub enum Congestion {
 }
 
 /// An algorithm with its state. It is an enum and not a box, so that a connection is a plain value.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Controller {
     Cubic(Cubic),
     NewReno(NewReno),

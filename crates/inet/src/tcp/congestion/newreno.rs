@@ -3,7 +3,7 @@
 use super::{Control, Sample, Window};
 
 /// The NewReno algorithm.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewReno {
     /// The number of segments that were acknowledged since the window last grew.
     acked: u32,

@@ -24,9 +24,6 @@ use crate::time::Time;
 /// The most bytes of the queue, whatever the options say: numbers are compared modulo 2^32.
 const MOST_QUEUED: usize = 1 << 30;
 
-/// Bytes of the timestamp option, padded.
-const TIMESTAMP_BYTES: u32 = 12;
-
 /// The result of the handshake.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreed {
@@ -151,7 +148,7 @@ impl<C: Carrier> Sender<C> {
             max_window: 0,
             path: PathSize::new(max_payload, options.path_floor),
             rtt: Rtt::new(micros(options.rto_min), micros(options.rto_max)),
-            rack: Rack::new(),
+            rack: Rack::default(),
             recovery: Recovery::new(iss),
             sacks: Sacks::default(),
             controller: Controller::new(options.congestion),
@@ -198,7 +195,7 @@ impl<C: Carrier> Sender<C> {
     pub fn establish(&mut self, negotiated: &Negotiated, now: Time) {
         let Negotiated { mss, sack, timestamps, ecn, window, seq } = *negotiated;
         self.agreed = Some(Agreed { sack, ecn });
-        self.path.set_peer(u32::from(mss), if timestamps { TIMESTAMP_BYTES } else { 0 });
+        self.path.set_peer(u32::from(mss), Negotiated::option_bytes(timestamps));
         (self.peer_window, self.window_seq, self.max_window) = (window, seq, self.max_window.max(window));
         self.window.cwnd = if self.syn_lost { 1 } else { self.initial_window() };
         self.last_sent = now.micros();

@@ -23,6 +23,7 @@
 mod ack;
 mod clocks;
 mod core;
+mod idle;
 mod info;
 mod options;
 mod pacing;
@@ -47,6 +48,7 @@ mod transmit;
 mod usage;
 
 pub use self::core::Sender;
+pub(super) use idle::IdleSender;
 pub use info::SendInfo;
 pub use options::{Ack, Acked, Negotiated, SendOptions, TimedOut, Transmission, TransmissionKind};
 pub use recovery_state::RecoveryState;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::tcp::{Congestion, Seq};
 
 /// Settings of the sender, which the user chooses. The peer's abilities are in [`Negotiated`].
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SendOptions {
     /// The algorithm of the congestion window.
     pub congestion: Congestion,
@@ -93,6 +93,13 @@ pub struct Negotiated {
     pub window: u32,
     /// The sequence number of the segment with that window.
     pub seq: Seq,
+}
+
+impl Negotiated {
+    /// Bytes of the options of each segment: those of the timestamp option, padded.
+    pub(super) const fn option_bytes(timestamps: bool) -> u32 {
+        if timestamps { 12 } else { 0 }
+    }
 }
 
 /// An acknowledgement that the connection accepted.

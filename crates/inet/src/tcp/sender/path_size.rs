@@ -17,7 +17,7 @@ const CLOSE: u32 = 8;
 const SEARCH_AGAIN: u64 = 600_000_000;
 
 /// Sizes are bytes of payload and options of one segment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PathSize {
     /// The size that is used now.
     pub(super) size: u32,

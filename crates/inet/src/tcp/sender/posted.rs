@@ -53,6 +53,11 @@ impl<T: Ticket> PostedTransmissions<T> {
         self.transmissions.shrink_to_fit();
     }
 
+    /// Whether the device was done with all transmissions at the last check.
+    pub(super) fn is_empty(&self) -> bool {
+        self.transmissions.is_empty()
+    }
+
     /// Adds a transmission of `bytes` of payload from `start` on, in segments of `size` bytes.
     pub(super) fn push(&mut self, ticket: T, start: Seq, bytes: u32, size: u32) -> Id {
         self.transmissions.push_back(Posted { ticket, start, bytes, size });

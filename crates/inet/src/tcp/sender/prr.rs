@@ -4,7 +4,7 @@
 //! flight are acknowledged, and then a burst.
 
 /// The segments that were delivered and sent since the window began to shrink.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Prr {
     before: u32,
     delivered: u32,

@@ -31,11 +31,23 @@ pub(super) struct Rack {
     /// The latest transmission among those that were delivered.
     latest: Option<(u64, Seq)>,
     rtt: u64,
-    /// The reordering window, in quarters of the least round-trip time.
+    reordering: Reordering,
+}
+
+/// The reordering window, as D-SACKs have widened it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Reordering {
+    /// In quarters of the least round-trip time.
     quarters: u32,
     persist: u32,
     /// The window was already widened for D-SACKs of transmissions before this number.
     widened: Option<Seq>,
+}
+
+impl Default for Reordering {
+    fn default() -> Self {
+        Self { quarters: 1, persist: 0, widened: None }
+    }
 }
 
 /// The values from which the size of the reordering window is computed.
@@ -50,8 +62,21 @@ pub(super) struct ReorderingInputs {
 }
 
 impl Rack {
-    pub(super) fn new() -> Self {
-        Self { quarters: 1, ..Self::default() }
+    /// What continues where everything before `una` was acknowledged, and nothing is in flight.
+    /// `rtt` is the round-trip time of the latest transmission that was delivered. That one is
+    /// before all that will be sent, so any time in the past does.
+    pub(super) fn of(rtt: Option<u64>, una: Seq, reordering: Reordering) -> Self {
+        Self { rtt: rtt.unwrap_or(0), latest: rtt.map(|_| (0, una)), reordering, ..Self::default() }
+    }
+
+    /// The round-trip time of the latest transmission that was delivered, if one was.
+    pub(super) fn rtt(&self) -> Option<u64> {
+        self.latest.map(|_| self.rtt)
+    }
+
+    /// The reordering window, as D-SACKs have widened it.
+    pub(super) fn reordering(&self) -> Reordering {
+        self.reordering
     }
 
     /// Frees memory that is not in use.
@@ -88,18 +113,20 @@ impl Rack {
     /// Widens the window, because a D-SACK showed that a retransmission was not needed: segments
     /// arrive later than the window allows.
     pub(super) fn duplicate(&mut self, ack: Seq, nxt: Seq) {
-        if self.widened.is_none_or(|mark| mark <= ack) {
-            self.widened = Some(nxt);
-            self.quarters = (self.quarters + 1).min(255);
-            self.persist = PERSIST;
+        let Reordering { quarters, persist, widened } = &mut self.reordering;
+        if widened.is_none_or(|mark| mark <= ack) {
+            *widened = Some(nxt);
+            *quarters = (*quarters + 1).min(255);
+            *persist = PERSIST;
         }
     }
 
     /// Notes that a recovery is over.
     pub(super) fn recovered(&mut self) {
-        self.persist = self.persist.saturating_sub(1);
-        if self.persist == 0 {
-            self.quarters = 1;
+        let Reordering { quarters, persist, .. } = &mut self.reordering;
+        *persist = persist.saturating_sub(1);
+        if *persist == 0 {
+            *quarters = 1;
         }
     }
 
@@ -108,7 +135,7 @@ impl Rack {
         if !path.reordered && path.sure {
             return 0;
         }
-        (path.min_rtt / 4).saturating_mul(u64::from(self.quarters)).min(path.smoothed)
+        (path.min_rtt / 4).saturating_mul(u64::from(self.reordering.quarters)).min(path.smoothed)
     }
 
     /// Marks segments that are due as lost, and returns the time at which the next one will be
@@ -165,7 +192,7 @@ mod tests {
     }
 
     fn sent(times: &[u64]) -> (Rack, Scoreboard) {
-        let (mut rack, mut scoreboard) = (Rack::new(), Scoreboard::default());
+        let (mut rack, mut scoreboard) = (Rack::default(), Scoreboard::default());
         for (n, time) in times.iter().enumerate() {
             let range = range(n as u32 * 100, *time);
             rack.sent(range.start, range.end, *time);
@@ -203,7 +230,7 @@ mod tests {
 
     #[test]
     fn of_a_large_transmission_what_is_before_the_delivered_part_is_lost() {
-        let (mut rack, mut scoreboard) = (Rack::new(), Scoreboard::default());
+        let (mut rack, mut scoreboard) = (Rack::default(), Scoreboard::default());
         rack.sent(Seq(0), Seq(500), 0);
         scoreboard.push(Range::new(Seq(0), Seq(500), 100, 0, 0));
         deliver(&mut rack, &mut scoreboard, 2, 1000);
@@ -243,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_window_is_a_quarter_of_the_round_trip_and_grows_by_d_sacks() {
-        let mut rack = Rack::new();
+        let mut rack = Rack::default();
         let path = ReorderingInputs { min_rtt: 400, smoothed: 450, reordered: true, sure: true };
         assert_eq!(rack.window(&path), 100);
         assert_eq!(rack.window(&ReorderingInputs { reordered: false, ..path }), 0);

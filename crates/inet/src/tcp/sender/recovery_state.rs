@@ -25,7 +25,7 @@ pub enum RecoveryState {
 }
 
 /// The state with which a reduction of the window is undone.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Undo {
     /// The first number that was in flight at the reduction.
     pub(super) from: Seq,
@@ -39,7 +39,7 @@ pub(super) struct Undo {
 pub(super) const NOTHING: Window = Window { cwnd: 0, ssthresh: 0 };
 
 /// The state of loss recovery.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Recovery {
     pub(super) state: RecoveryState,
     /// The number after the last one that was in flight when the state began.
@@ -65,6 +65,15 @@ pub(super) struct Recovery {
     pub(super) tail_probe: Option<(Seq, bool)>,
 }
 
+/// What remains of recoveries that are over: see the fields of [`Recovery`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct RecoveryCounts {
+    recovery_point: Seq,
+    reordering: u32,
+    reordered: u32,
+    retransmitted: u32,
+}
+
 impl Recovery {
     pub(super) fn new(iss: Seq) -> Self {
         Self {
@@ -81,6 +90,25 @@ impl Recovery {
             retransmitted: 0,
             tail_probe: None,
         }
+    }
+
+    /// No segment is missing, and what was counted before.
+    pub(super) fn open(counts: RecoveryCounts) -> Self {
+        let RecoveryCounts { recovery_point, reordering, reordered, retransmitted } = counts;
+        Self { reordering, reordered, retransmitted, ..Self::new(recovery_point) }
+    }
+
+    /// What remains of earlier recoveries.
+    pub(super) fn counts(&self) -> RecoveryCounts {
+        let Self { recovery_point, reordering, reordered, retransmitted, .. } = *self;
+        RecoveryCounts { recovery_point, reordering, reordered, retransmitted }
+    }
+
+    /// The values that count when nothing is in flight. Unless the window is being reduced, it will
+    /// shrink from the beginning.
+    pub(super) fn idle(&self) -> Self {
+        let prr = if self.shrinks() { self.prr } else { Prr::default() };
+        Self { prr, ..self.clone() }
     }
 
     pub(super) fn state(&self) -> RecoveryState {

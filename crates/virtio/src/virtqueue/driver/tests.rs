@@ -8,7 +8,7 @@ use super::{
     with_queue,
 };
 use crate::net::feature;
-use crate::virtqueue::driver::shaped::Filled;
+use crate::virtqueue::driver::shaped::FillRun;
 use crate::virtqueue::fault::DeviceFault;
 use crate::virtqueue::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, Negotiated, PackedDesc, PackedLayout,
@@ -387,18 +387,44 @@ fn fill(next: &mut u64, shape: &[u32], pages: &mut Pages, segments: &mut Segment
     }
 }
 
+/// Fills slots with new addresses, and has no memory for some.
+struct RunFill<'t> {
+    next: &'t mut u64,
+    rng: &'t mut fastrand::Rng,
+}
+
+impl FillRun<Pages> for RunFill<'_> {
+    fn is_empty(&self, pages: &Pages) -> bool {
+        pages.is_none()
+    }
+
+    fn fill(&mut self, pages: &mut Pages) -> Option<u64> {
+        assert!(pages.is_none(), "a slot that has memory keeps it");
+        if self.rng.u8(..16) == 0 {
+            return None;
+        }
+        *self.next += 0x1000;
+        *pages = Some(vec![*self.next]);
+        Some(*self.next)
+    }
+
+    fn fill_all(&mut self, all: &mut [Pages], addrs: &mut [u64]) -> usize {
+        assert_eq!(all.len(), addrs.len());
+        let filled = all.iter_mut().zip(addrs).map_while(|(pages, addr)| {
+            *addr = self.fill(pages)?;
+            Some(())
+        });
+        filled.count()
+    }
+}
+
 /// Posts a run of buffers. Returns how many.
 fn post_run(queue: &mut AnyShapedQueue<Pages>, next: &mut u64, rng: &mut fastrand::Rng) -> usize {
     let most = rng.usize(..=16);
-    with_queue!(queue, queue => queue.refill_run(most, |pages: &mut Pages| match pages {
-        _ if rng.u8(..16) == 0 => Filled::NoMemory,
-        Some(_) => Filled::AsBefore,
-        None => {
-            *next += 0x1000;
-            *pages = Some(vec![*next]);
-            Filled::At(*next)
-        }
-    }))
+    with_queue!(queue, queue => {
+        let empty = queue.slots().all(|(posted, pages)| posted || pages.is_none());
+        queue.refill_run(most, empty, &mut RunFill { next, rng })
+    })
 }
 
 /// User code panics. The hook is not run, which would print it.

@@ -217,3 +217,84 @@ impl<M: Mapped> DataPage<M> {
         self.data.as_mut_slice()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn pool() -> PagePool<Private> {
+        let region = RegionOptions::new(4).huge_pages(false).build::<Private>().unwrap();
+        PoolOptions::new("data").build(RegionProvider::new(region), None).unwrap()
+    }
+
+    /// In a whole page, and in a part of one: the data never leaves the bytes of the value.
+    #[test]
+    fn data_stays_within_the_page() {
+        let mut pool = pool();
+        let mut front = pool.alloc().unwrap();
+        let whole = pool.alloc().unwrap();
+        let part = front.split_off(1024);
+        for (page, capacity) in [(whole, 4096), (part, 3072), (front, 1024)] {
+            let (offset, id) = (page.offset(), page.id());
+            let mut buffer = DataPage::new(page, 100, 200);
+            assert_eq!((buffer.headroom(), buffer.data().len(), buffer.capacity()), (100, 200, capacity));
+            assert_eq!((buffer.data().offset(), buffer.id()), (offset + 100, id));
+            let moves = [(0, 0), (0, capacity), (capacity, 0), (1, capacity - 1)];
+            for (headroom, len) in moves {
+                buffer.set_data(headroom, len).unwrap();
+                assert_eq!((buffer.headroom(), buffer.data().len(), buffer.id()), (headroom, len, id));
+            }
+            for (headroom, len) in [(0, capacity + 1), (capacity + 1, 0), (1, capacity), (usize::MAX, 2)] {
+                assert!(buffer.set_data(headroom, len).is_err());
+                assert_eq!((buffer.headroom(), buffer.data().len()), (1, capacity - 1));
+            }
+            let whole = buffer.into_page();
+            assert_eq!((whole.offset(), whole.len(), whole.id()), (offset, capacity, id));
+            let data = DataPage::new(whole, 7, 9).into_data();
+            assert_eq!((data.offset(), data.len()), (offset + 7, 9));
+        }
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+
+    #[test]
+    fn no_data_beyond_the_page() {
+        let mut pool = pool();
+        for (start, len) in [(0, 4097), (4097, 0), (4000, 97), (usize::MAX, 2)] {
+            let page = pool.alloc().unwrap();
+            assert!(catch_unwind(AssertUnwindSafe(|| DataPage::new(page, start, len))).is_err());
+        }
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+
+    #[test]
+    fn bytes_in_front_of_the_data() {
+        let mut pool = pool();
+        let mut page = pool.alloc().unwrap();
+        page.copy_from(0, b"0123456789").unwrap();
+        let buffer = DataPage::new(page, 4, 6);
+        let mut copy = [0; 4];
+        buffer.copy_in_front_to(&mut copy[..2]).unwrap();
+        assert_eq!(&copy[..2], b"23");
+        // SAFETY: the headroom has four bytes.
+        assert_eq!(unsafe { buffer.read_in_front_unchecked::<4>() }, *b"0123");
+        assert!(buffer.copy_in_front_to(&mut [0; 5]).is_err());
+        assert_eq!(buffer.with_page(|page| page.len()), 4096);
+        assert_eq!(pool.stats().inflight(), 1, "the page that was lent was not dropped");
+        drop(buffer);
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+
+    /// Pages next to each other have different colours, which are multiples of 64 and stay.
+    #[test]
+    fn neighbours_have_different_colours() {
+        let mut pool = pool();
+        let mut pages: Vec<_> = (0..4).map(|_| pool.alloc().unwrap()).collect();
+        pages.sort_by_key(Page::index);
+        for two in pages.windows(2) {
+            assert_eq!(two[1].colour() - two[0].colour(), 64);
+            assert_eq!(two[0].colour() % 64, 0);
+        }
+    }
+}

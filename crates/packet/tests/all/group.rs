@@ -159,6 +159,22 @@ fn a_panic_leaves_the_frames_behind_it_uncounted() {
     }
 }
 
+/// A program moves both ends of a frame and drops it: its page is where it was.
+#[test]
+fn a_frame_whose_ends_were_moved_goes_back_as_it_was() {
+    let mut pool = pool();
+    let mut frames = frames(&mut pool);
+    let mut handler = Verdicts::new(|i, frame| {
+        frame.adjust_head(if i % 2 == 0 { 7 } else { -50 }).unwrap();
+        frame.adjust_tail(30).unwrap();
+        if i < 3 { Verdict::Drop } else { Verdict::Aborted }
+    });
+    let counts = run(&mut frames, &mut handler);
+    assert_eq!(counted(counts), ((6, 135), [0, 3, 0, 0, 3]));
+    // It looks where each begins.
+    assert_eq!(left(&frames), [0, 1, 2, 3, 4, 5]);
+}
+
 /// What a handler does with the rest of a group.
 type Then = fn(&mut RxGroup<'_, Private>, &mut Verdicts);
 

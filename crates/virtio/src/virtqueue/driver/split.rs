@@ -209,7 +209,8 @@ impl DriverFormat for Split {
     fn expose_run(&mut self, first: u16, addrs: &[u64], _: u32, changed: u64) {
         let descs = self.ring.descs();
         let descs = &descs[usize::from(first)..][..addrs.len()];
-        if changed.count_ones() as usize == addrs.len() {
+        let all = u64::MAX.checked_shr(u64::BITS - addrs.len() as u32).unwrap_or(0);
+        if changed == all {
             for_each_by_fours(descs, addrs, |_, desc, addr| desc.set_addr(addr));
         } else {
             let mut left = changed;

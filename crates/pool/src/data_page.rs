@@ -93,13 +93,6 @@ impl<M: Memory> DataPage<M> {
         self.whole.len() as usize
     }
 
-    /// The page's number in its region.
-    #[inline(always)]
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        self.data.index()
-    }
-
     /// Which bytes of which page these are, with headroom and tailroom: see [`Page::id`].
     #[inline(always)]
     #[must_use]
@@ -152,12 +145,6 @@ impl<M: Memory> DataPage<M> {
     #[must_use]
     pub fn into_data(self) -> Page<M> {
         self.data
-    }
-
-    /// Prefetches the page's descriptor: see [`Page::prefetch`].
-    #[inline(always)]
-    pub fn prefetch_descriptor(&self) {
-        self.data.prefetch();
     }
 }
 

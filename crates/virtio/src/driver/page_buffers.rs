@@ -88,7 +88,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
             // The header, which can have a line of its own.
             page.prefetch(-(HEADER as isize));
             page.prefetch(0);
-            page.prefetch_descriptor();
+            page.data().prefetch();
         }
     }
 

@@ -229,6 +229,7 @@ impl<M: Memory> CachedPages<'_, M> {
     pub fn take_each(&mut self, n: usize, mut f: impl FnMut(usize, Page<M>)) {
         let (pages, rest) = self.pages.as_slice().split_at(n);
         self.pages = rest.iter();
+        #[allow(clippy::needless_range_loop, reason = "a compiler then compares no index of other arrays")]
         for i in 0..n {
             // SAFETY: the page has left this value, and is whole.
             f(i, unsafe { Page::from_desc(pages[i], 0, self.page_size) });

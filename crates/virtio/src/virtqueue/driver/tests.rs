@@ -8,12 +8,15 @@ use super::{
     with_queue,
 };
 use crate::net::feature;
-use crate::virtqueue::driver::shaped::FillRun;
 use crate::virtqueue::fault::DeviceFault;
 use crate::virtqueue::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, Negotiated, PackedDesc, PackedLayout,
     PackedRing, Position, SplitLayout, SplitRing, USED_NO_NOTIFY, passed, passed_packed,
 };
+
+mod run_fill;
+
+use run_fill::RunFill;
 
 const SIZE: u16 = 16;
 const PER_TABLE: u16 = 6;
@@ -384,37 +387,6 @@ fn fill(next: &mut u64, shape: &[u32], pages: &mut Pages, segments: &mut Segment
             .collect();
         all.iter().enumerate().for_each(|(i, &addr)| segments.set(i, addr));
         *pages = Some(all);
-    }
-}
-
-/// Fills slots with new addresses, and has no memory for some.
-struct RunFill<'t> {
-    next: &'t mut u64,
-    rng: &'t mut fastrand::Rng,
-}
-
-impl FillRun<Pages> for RunFill<'_> {
-    fn is_empty(&self, pages: &Pages) -> bool {
-        pages.is_none()
-    }
-
-    fn fill(&mut self, pages: &mut Pages) -> Option<u64> {
-        assert!(pages.is_none(), "a slot that has memory keeps it");
-        if self.rng.u8(..16) == 0 {
-            return None;
-        }
-        *self.next += 0x1000;
-        *pages = Some(vec![*self.next]);
-        Some(*self.next)
-    }
-
-    fn fill_all(&mut self, all: &mut [Pages], addrs: &mut [u64]) -> usize {
-        assert_eq!(all.len(), addrs.len());
-        let filled = all.iter_mut().zip(addrs).map_while(|(pages, addr)| {
-            *addr = self.fill(pages)?;
-            Some(())
-        });
-        filled.count()
     }
 }
 

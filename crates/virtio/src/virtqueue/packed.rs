@@ -414,7 +414,7 @@ impl UsedDesc {
     /// The two flags that show whether it is used.
     pub(crate) const TURN: u64 = (PackedDesc::TURN as u64) << 48;
     /// These flags, the id, and the length.
-    pub(crate) const MASK: u64 = Self::TURN | (1 << 48) - 1;
+    pub(crate) const MASK: u64 = Self::TURN | ((1 << 48) - 1);
 
     /// Reads the word of length, id and flags, from the lowest bits on. What the flags cover may be
     /// read after this (acquire).

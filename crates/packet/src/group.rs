@@ -5,7 +5,7 @@
 //! code could exchange two of them, and the driver would post a page at the address of another.
 //!
 //! ```text
-//!   driver   [ RxFrame | RxFrame | RxFrame | ... ]      its own array: a page, or nothing, in each
+//!   driver   [ page | page |  --  | page | ... ]        its own array: a page, or nothing, in each
 //!                 ▲
 //!   RxGroup ──────┘  lent for one call; frames are read in place, or taken as packets
 //!
@@ -16,104 +16,9 @@ use crate::device::Handler;
 use crate::meta::{Checksum, Meta};
 use crate::packet::Packet;
 use crate::xdp::{Verdict, XdpFrame};
-use netmem_pool::{Mapped, Memory, OutOfRange, Page, prefetch};
+use netmem_pool::{DataPage, Mapped, Memory, OutOfRange, Page};
+use std::cell::Cell;
 use std::{fmt, slice};
-
-/// A place for a received frame in one buffer: its page, or nothing, and where in the page the
-/// frame is. It is the driver's side of an [`RxGroup`].
-///
-/// The page keeps all of its bytes, so that there is headroom in front of the frame.
-#[derive(Debug)]
-pub struct RxFrame<M: Memory> {
-    page: Option<Page<M>>,
-    start: u32,
-    len: u32,
-}
-
-impl<M: Memory> Default for RxFrame<M> {
-    fn default() -> Self {
-        Self::EMPTY
-    }
-}
-
-impl<M: Memory> RxFrame<M> {
-    /// No frame.
-    pub const EMPTY: Self = Self { page: None, start: 0, len: 0 };
-
-    /// A frame that begins at byte `start` of `page`, and whose length is
-    /// [set](Self::set_len) when it is known.
-    #[inline(always)]
-    #[must_use]
-    pub fn new(page: Page<M>, start: u32) -> Self {
-        Self { page: Some(page), start, len: 0 }
-    }
-
-    /// Sets the bytes of the frame. The driver has checked that they lie in the page.
-    #[inline(always)]
-    pub fn set_len(&mut self, len: u32) {
-        debug_assert!(self.page.as_ref().is_none_or(|page| (self.start + len) as usize <= page.len()));
-        self.len = len;
-    }
-
-    /// Bytes of the frame.
-    #[inline(always)]
-    #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "an empty frame is of no interest")]
-    pub fn len(&self) -> usize {
-        self.len as usize
-    }
-
-    /// Where in its page the frame begins.
-    #[inline(always)]
-    #[must_use]
-    pub fn start(&self) -> u32 {
-        self.start
-    }
-
-    /// The page, if the frame was not taken.
-    #[inline(always)]
-    #[must_use]
-    pub fn page(&self) -> Option<&Page<M>> {
-        self.page.as_ref()
-    }
-
-    /// Removes the page.
-    #[inline(always)]
-    pub fn take_page(&mut self) -> Option<Page<M>> {
-        self.page.take()
-    }
-
-    /// Puts another frame here, whose length is set later. A page that is here is dropped.
-    #[inline(always)]
-    pub fn refill(&mut self, page: Page<M>, start: u32) {
-        self.page = Some(page);
-        self.start = start;
-    }
-
-    /// Puts a page back that was [removed](Self::take_page) from here.
-    #[inline(always)]
-    pub fn put_page(&mut self, page: Page<M>) {
-        self.page = Some(page);
-    }
-
-    /// Prefetches the cache line that is `offset` bytes from the beginning of the frame, if there is
-    /// one. The thread does not wait for it.
-    #[inline(always)]
-    pub fn prefetch(&self, offset: isize)
-    where
-        M: Mapped,
-    {
-        if let Some(page) = &self.page {
-            prefetch::to_read(page.as_ptr().wrapping_add(self.start as usize).wrapping_offset(offset));
-        }
-    }
-
-    /// Removes the frame, to be run through a program.
-    #[inline(always)]
-    fn take_xdp(&mut self, meta: Meta) -> Option<XdpFrame<M>> {
-        Some(XdpFrame::from_parts(self.page.take()?, self.start, self.len, meta))
-    }
-}
 
 /// Counters of frames that were delivered in groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -176,24 +81,30 @@ impl FrameCounts {
 /// }
 /// ```
 pub struct RxGroup<'g, M: Memory> {
-    frames: &'g mut [RxFrame<M>],
+    frames: &'g mut [Option<DataPage<M>>],
     counts: &'g mut FrameCounts,
     meta: Meta,
-    /// Whether a frame can have been taken.
-    touched: bool,
+    /// Frames that were taken.
+    taken: Cell<u64>,
     /// Whether the verdicts were counted one by one.
     ran: bool,
 }
 
 impl<'g, M: Memory> RxGroup<'g, M> {
-    /// A group of frames, none of which was taken, with `bytes` bytes in all. They are counted now,
+    /// A group of frames, each the data of its page, with `bytes` bytes in all. There is a page in
+    /// each place; afterwards there is none where the frame was taken. They are counted now,
     /// before any code of the handler runs: see [`run_each`](Self::run_each) for what is taken back.
     /// What became of them is counted when the group is dropped, also by a panic.
     #[inline(always)]
-    pub fn new(frames: &'g mut [RxFrame<M>], bytes: u64, checksum: Checksum, counts: &'g mut FrameCounts) -> Self {
+    pub fn new(
+        frames: &'g mut [Option<DataPage<M>>],
+        bytes: u64,
+        checksum: Checksum,
+        counts: &'g mut FrameCounts,
+    ) -> Self {
         counts.frames += frames.len() as u64;
         counts.bytes += bytes;
-        Self { frames, counts, meta: Meta { checksum, gso: None }, touched: false, ran: false }
+        Self { frames, counts, meta: Meta { checksum, gso: None }, taken: Cell::new(0), ran: false }
     }
 
     /// Frames, with those that were taken.
@@ -220,17 +131,14 @@ impl<'g, M: Memory> RxGroup<'g, M> {
     /// The frames that were not taken.
     #[inline]
     pub fn frames(&mut self) -> impl Iterator<Item = GroupFrame<'_, M>> {
-        let meta = self.meta;
-        self.touched = true;
-        self.frames.iter_mut().filter(|frame| frame.page.is_some()).map(move |frame| GroupFrame { frame, meta })
+        let Self { frames, meta, taken, .. } = self;
+        frames.iter_mut().filter(|frame| frame.is_some()).map(|frame| GroupFrame { frame, meta: *meta, taken })
     }
 
     /// Takes all frames that were not taken, as packets.
     #[inline]
     pub fn take_all(&mut self) -> impl Iterator<Item = Packet<M>> {
-        let meta = self.meta;
-        self.touched = true;
-        self.frames.iter_mut().filter_map(move |frame| Some(frame.take_xdp(meta)?.into_packet()))
+        self.frames().filter_map(|mut frame| frame.take())
     }
 
     /// Calls [`run`](Handler::run) for each frame that was not taken, and does what it decides:
@@ -240,17 +148,18 @@ impl<'g, M: Memory> RxGroup<'g, M> {
     /// counted if none was taken before: a driver delivers them again.
     #[inline(always)]
     pub fn run_each<H: Handler<M>>(&mut self, handler: &mut H) {
-        let Self { frames, counts, meta, touched, ran } = self;
-        let mut rest = Rest { row: [].iter_mut(), rows: frames.chunks_mut(ROW), counts, all: !(*touched || *ran) };
-        let counted = std::mem::replace(ran, true);
+        let Self { frames, counts, meta, taken, ran } = self;
+        let all = taken.get() == 0 && !*ran;
+        if !std::mem::replace(ran, true) {
+            counts.passed += taken.get();
+        }
+        let mut rest = Rest { row: [].iter_mut(), rows: frames.chunks_mut(ROW), counts, all };
         for row in rest.rows.by_ref() {
             rest.row = row.iter_mut();
-            for frame in rest.row.by_ref() {
-                let Some(mut xdp) = frame.take_xdp(*meta) else {
-                    rest.counts.passed += u64::from(!counted);
-                    continue;
-                };
-                let id = xdp.page().id();
+            for place in rest.row.by_ref() {
+                let Some(page) = place.take() else { continue };
+                let (id, headroom) = (page.id(), page.headroom());
+                let mut xdp = XdpFrame::from_page(page, *meta);
                 // One by one, those whose speed matters most first: see the receive paths.
                 let verdict = handler.run(&mut xdp);
                 if verdict == Verdict::Pass {
@@ -262,12 +171,12 @@ impl<'g, M: Memory> RxGroup<'g, M> {
                     let counter =
                         if verdict == Verdict::Drop { &mut rest.counts.dropped } else { &mut rest.counts.aborted };
                     *counter += 1;
-                    let page = xdp.into_page();
+                    let mut page = xdp.into_data_page();
                     // The program can have left another page in the frame, or a part of the page.
-                    if page.id() == id {
-                        frame.page = Some(page);
+                    if page.id() == id && page.set_data(headroom, 0).is_ok() {
+                        *place = Some(page);
                     } else {
-                        page.release();
+                        page.into_page().release();
                     }
                     continue;
                 }
@@ -295,8 +204,8 @@ const ROW: usize = 16;
 
 /// The frames for which the program was not run yet.
 struct Rest<'r, M: Memory> {
-    row: slice::IterMut<'r, RxFrame<M>>,
-    rows: slice::ChunksMut<'r, RxFrame<M>>,
+    row: slice::IterMut<'r, Option<DataPage<M>>>,
+    rows: slice::ChunksMut<'r, Option<DataPage<M>>>,
     counts: &'r mut FrameCounts,
     /// Whether all of them are there.
     all: bool,
@@ -315,13 +224,12 @@ impl<M: Memory> Rest<'_, M> {
     /// User code has panicked.
     #[cold]
     fn uncount(&mut self) {
-        for frame in self.row.by_ref().chain(self.rows.by_ref().flatten()) {
-            if self.all {
-                self.counts.frames -= 1;
-                self.counts.bytes -= u64::from(frame.len);
-            } else if frame.page.is_none() {
-                self.counts.passed += 1;
-            }
+        if !self.all {
+            return;
+        }
+        for page in self.row.by_ref().chain(self.rows.by_ref().flatten()).flatten() {
+            self.counts.frames -= 1;
+            self.counts.bytes -= page.data().len() as u64;
         }
     }
 }
@@ -330,9 +238,8 @@ impl<M: Memory> Drop for RxGroup<'_, M> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.ran {
-            let left = self.frames.iter().filter(|frame| frame.page.is_some()).count();
-            self.counts.dropped += left as u64;
-            self.counts.passed += (self.frames.len() - left) as u64;
+            self.counts.dropped += self.frames.len() as u64 - self.taken.get();
+            self.counts.passed += self.taken.get();
         }
     }
 }
@@ -345,32 +252,34 @@ impl<M: Memory> fmt::Debug for RxGroup<'_, M> {
 
 /// A frame in its place in an [`RxGroup`].
 pub struct GroupFrame<'f, M: Memory> {
-    frame: &'f mut RxFrame<M>,
+    frame: &'f mut Option<DataPage<M>>,
     meta: Meta,
+    taken: &'f Cell<u64>,
 }
 
 impl<M: Memory> GroupFrame<'_, M> {
-    /// Bytes of the frame.
+    /// Bytes of the frame. 0 if it was taken.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "an empty frame is of no interest")]
     pub fn len(&self) -> usize {
-        self.frame.len()
+        self.frame.as_ref().map_or(0, |page| page.data().len())
     }
 
     /// Takes the frame as a packet. `None` if it was taken before.
     #[inline]
     pub fn take(&mut self) -> Option<Packet<M>> {
-        Some(self.frame.take_xdp(self.meta)?.into_packet())
+        let mut packet = Packet::from(self.take_page()?);
+        packet.meta = self.meta;
+        Some(packet)
     }
 
     /// Takes the frame's page, with the bytes of the frame. `None` if it was taken before.
-    #[inline]
+    #[inline(always)]
     pub fn take_page(&mut self) -> Option<Page<M>> {
-        let mut page = self.frame.page.take()?;
-        page.advance(self.frame.start as usize);
-        page.truncate(self.frame.len as usize);
-        Some(page)
+        let page = self.frame.take()?;
+        self.taken.set(self.taken.get() + 1);
+        Some(page.into_data())
     }
 }
 
@@ -382,9 +291,8 @@ impl<M: Mapped> GroupFrame<'_, M> {
     /// [`OutOfRange`] if the frame is shorter, or was taken.
     #[inline]
     pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange> {
-        OutOfRange::check(offset, N, self.len())?;
-        let Some(page) = &self.frame.page else { return Err(OutOfRange { offset, len: N, have: 0 }) };
-        page.read_at(self.frame.start as usize + offset)
+        let Some(page) = &*self.frame else { return Err(OutOfRange { offset, len: N, have: 0 }) };
+        page.data().read_at(offset)
     }
 }
 

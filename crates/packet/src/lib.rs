@@ -39,7 +39,7 @@ pub use capture::{
 };
 pub use device::{Handler, Poll, Reach, RxQueue, Sendable, TxQueue};
 pub use frags::{FragLists, MAX_FRAGS};
-pub use group::{FrameCounts, GroupFrame, RxFrame, RxGroup};
+pub use group::{FrameCounts, GroupFrame, RxGroup};
 pub use meta::{Checksum, Gso, GsoKind, Meta};
 pub use offload::{
     ChecksumError, Gro, GroStats, Headers, Join, Joinable, MAX_SEGMENTS, NotSegmented, SegmentError, SegmentPlan,

@@ -6,7 +6,7 @@
 use crate::frags::Frags;
 use crate::meta::Meta;
 use crate::packet::{Packet, copy_across};
-use netmem_pool::{Frag, Mapped, Memory, Napi, OutOfRange, Page, Readable};
+use netmem_pool::{DataPage, Frag, Mapped, Memory, Napi, OutOfRange, Page, Readable};
 
 /// The XDP program's decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +50,7 @@ const METADATA: usize = 256;
 /// ```
 #[derive(Debug)]
 pub struct XdpFrame<M: Memory> {
-    page: Page<M>,
-    start: u32,
-    end: u32,
+    page: DataPage<M>,
     len: u32,
     frags: Frags<M>,
     /// Offload information. Moving head or tail adjusts it; a program that changes the bytes that
@@ -69,21 +67,15 @@ impl<M: Memory> XdpFrame<M> {
     #[inline]
     #[must_use]
     pub fn new(page: Page<M>, start: usize, len: usize) -> Self {
-        assert!(start.checked_add(len).is_some_and(|end| end <= page.len()));
-        let (start, len) = (start as u32, len as u32);
-        Self { page, start, end: start + len, len, frags: Frags::NONE, meta: Meta::default() }
+        Self::from_page(DataPage::new(page, start, len), Meta::default())
     }
 
-    /// A frame whose head is `len` bytes from `start` of `page`, which are there.
+    /// A frame whose head is the data of `page`.
     #[inline(always)]
-    pub(crate) fn from_parts(page: Page<M>, start: u32, len: u32, meta: Meta) -> Self {
-        Self { page, start, end: start + len, len, frags: Frags::NONE, meta }
-    }
-
-    /// The head's page.
-    #[inline(always)]
-    pub(crate) fn page(&self) -> &Page<M> {
-        &self.page
+    #[must_use]
+    pub fn from_page(page: DataPage<M>, meta: Meta) -> Self {
+        let len = page.data().len() as u32;
+        Self { page, len, frags: Frags::NONE, meta }
     }
 
     /// Adds a fragment; returns it if there is no room.
@@ -110,14 +102,14 @@ impl<M: Memory> XdpFrame<M> {
     #[inline]
     #[must_use]
     pub fn head_len(&self) -> usize {
-        (self.end - self.start) as usize
+        self.page.data().len()
     }
 
     /// Bytes free in front of the data.
     #[inline]
     #[must_use]
     pub fn headroom(&self) -> usize {
-        self.start as usize
+        self.page.headroom()
     }
 
     /// Whether the frame has fragments behind the head.
@@ -135,10 +127,9 @@ impl<M: Memory> XdpFrame<M> {
     /// [`OutOfRange`] if that leaves the headroom or the head, or if an offset in `meta` would not
     /// fit its type; nothing has changed then.
     pub fn adjust_head(&mut self, by: i32) -> Result<(), OutOfRange> {
-        let moved = i64::from(self.start) + i64::from(by);
-        let n = by.unsigned_abs() as usize;
-        let outside = OutOfRange { offset: self.start as usize, len: n, have: self.head_len() };
-        if moved < 0 || moved > i64::from(self.end) {
+        let (headroom, n) = (self.headroom(), by.unsigned_abs() as usize);
+        let outside = OutOfRange { offset: headroom, len: n, have: self.head_len() };
+        if n > if by < 0 { headroom } else { self.head_len() } {
             return Err(outside);
         }
         if by > 0 {
@@ -146,8 +137,9 @@ impl<M: Memory> XdpFrame<M> {
         } else if self.meta.has_offsets() {
             self.meta = self.meta.prepended(n).ok_or(outside)?;
         }
-        self.start = moved as u32;
-        self.len = self.len.wrapping_add_signed(-by);
+        let by = by as isize;
+        self.page.set_data(headroom.wrapping_add_signed(by), self.head_len().wrapping_add_signed(-by))?;
+        self.len = self.len.wrapping_add_signed(-by as i32);
         Ok(())
     }
 
@@ -159,16 +151,11 @@ impl<M: Memory> XdpFrame<M> {
     /// [`OutOfRange`] if there are fragments, or if that leaves the head or its tailroom; nothing
     /// has changed then.
     pub fn adjust_tail(&mut self, by: i32) -> Result<(), OutOfRange> {
-        let moved = i64::from(self.end) + i64::from(by);
-        let fits = moved >= i64::from(self.start) && moved <= self.page.len() as i64;
-        if self.is_multi_buffer() || !fits {
-            return Err(OutOfRange {
-                offset: self.end as usize,
-                len: by.unsigned_abs() as usize,
-                have: self.page.len(),
-            });
-        }
-        self.end = moved as u32;
+        let (headroom, len) = (self.headroom(), self.head_len());
+        let outside =
+            OutOfRange { offset: headroom + len, len: by.unsigned_abs() as usize, have: self.page.capacity() };
+        let moved = len.checked_add_signed(by as isize).filter(|_| !self.is_multi_buffer()).ok_or(outside)?;
+        self.page.set_data(headroom, moved).map_err(|_| outside)?;
         self.len = self.len.wrapping_add_signed(by);
         if by < 0 {
             self.meta.truncated(self.len());
@@ -180,6 +167,12 @@ impl<M: Memory> XdpFrame<M> {
     #[inline(always)]
     #[must_use]
     pub fn into_page(self) -> Page<M> {
+        self.into_data_page().into_page()
+    }
+
+    /// The head's page, with the bytes of the head as its data. Fragments are dropped.
+    #[inline(always)]
+    pub(crate) fn into_data_page(self) -> DataPage<M> {
         let Self { page, frags, .. } = self;
         drop(frags);
         page
@@ -189,8 +182,7 @@ impl<M: Memory> XdpFrame<M> {
     #[inline]
     #[must_use]
     pub fn into_packet(self) -> Packet<M> {
-        let head = self.page.freeze_range(self.start as usize..self.end as usize);
-        Packet::from_parts(head, self.frags, self.len, self.meta)
+        Packet::from_parts(self.page.into_data().freeze(), self.frags, self.len, self.meta)
     }
 }
 
@@ -202,8 +194,7 @@ impl<M: Mapped> XdpFrame<M> {
     /// [`OutOfRange`] if the head is shorter.
     #[inline]
     pub fn read_at<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRange> {
-        OutOfRange::check(offset, N, self.head_len())?;
-        self.page.read_at(self.start as usize + offset)
+        self.page.data().read_at(offset)
     }
 
     /// Copies bytes from `offset` out, across fragments, each read once.
@@ -215,12 +206,12 @@ impl<M: Mapped> XdpFrame<M> {
         let short = OutOfRange { offset, len: to.len(), have: self.len() };
         let head = self.head_len();
         if offset.saturating_add(to.len()) <= head {
-            return self.page.copy_to(self.start as usize + offset, to);
+            return self.page.data().copy_to(offset, to);
         }
         let in_head = head.saturating_sub(offset).min(to.len());
         let (front, back) = to.split_at_mut(in_head);
         if in_head > 0 {
-            self.page.copy_to(self.start as usize + offset, front)?;
+            self.page.data().copy_to(offset, front)?;
         }
         let skip = offset.saturating_sub(head);
         copy_across(self.frags.as_slice().iter().map(|f| (f.len(), f)), skip, back, Frag::copy_to).ok_or(short)
@@ -232,8 +223,7 @@ impl<M: Mapped> XdpFrame<M> {
     ///
     /// [`OutOfRange`] if the head is shorter; nothing is written then.
     pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
-        OutOfRange::check(offset, from.len(), self.head_len())?;
-        self.page.copy_from(self.start as usize + offset, from)
+        self.page.copy_from(offset, from)
     }
 
     /// Copies a frame of several buffers into one page of the pool whose poll context this is. The
@@ -258,7 +248,7 @@ impl<M: Mapped> XdpFrame<M> {
         let start = self.headroom().min(page.len() - self.len());
         let mut bounce = [0; 512];
         let in_front = &mut bounce[..start.min(METADATA)];
-        let copied = self.page.copy_to(self.start as usize - in_front.len(), in_front);
+        let copied = self.page.copy_in_front_to(in_front);
         let copied = copied.and_then(|()| page.copy_from(start - in_front.len(), in_front));
         debug_assert!(copied.is_ok());
         let mut at = start;
@@ -279,12 +269,12 @@ impl<M: Readable> XdpFrame<M> {
     /// The bytes of the head.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        &self.page.as_slice()[self.start as usize..self.end as usize]
+        self.page.data().as_slice()
     }
 
     /// The bytes of the head, to be changed. `meta` is kept: see [`Meta`].
     #[must_use]
     pub fn data_mut(&mut self) -> &mut [u8] {
-        &mut self.page.as_mut_slice()[self.start as usize..self.end as usize]
+        self.page.as_mut_slice()
     }
 }

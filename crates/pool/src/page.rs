@@ -99,11 +99,40 @@ impl<M: Memory> Page<M> {
         Self { ..*self }
     }
 
+    /// The same value again.
+    ///
+    /// # Safety
+    ///
+    /// One of the two is not dropped, and the bytes are not written while there are two.
+    #[inline(always)]
+    pub(crate) unsafe fn copy(&self) -> Self {
+        Self { ..*self }
+    }
+
     /// Appends the bytes of `next`, which are those behind these in the same page.
     #[inline]
     pub(crate) fn extend(&mut self, next: Self) {
         debug_assert!(self.desc == next.desc && self.offset() + self.len() == next.offset());
         self.span = Span::new(self.span.offset(), self.span.len() + next.span.len());
+    }
+
+    /// Which bytes of the page they are.
+    #[inline(always)]
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Makes other bytes of the page those of the value. They must be bytes that no other value has.
+    #[inline(always)]
+    pub(crate) fn set_span(&mut self, span: Span) {
+        self.span = span;
+    }
+
+    /// The same, by value.
+    #[inline(always)]
+    pub(crate) fn with_span(self, span: Span) -> Self {
+        // SAFETY: the count is passed on; the bytes are the caller's.
+        unsafe { Self::from_desc(self.into_desc(), span.offset(), span.len()) }
     }
 
     /// Gives up the value without dropping the count.
@@ -146,12 +175,28 @@ impl<M: Memory> Page<M> {
         self.desc().index()
     }
 
+    /// A multiple of 64 that differs between neighbouring pages of a region, for buffers that are to
+    /// begin at different offsets: else their first bytes would share a set of the cache. It does
+    /// not change. Touches no memory.
+    #[inline(always)]
+    #[must_use]
+    pub fn colour(&self) -> u32 {
+        // Descriptors have 64 bytes each.
+        self.desc.as_ptr().addr() as u32 & !63
+    }
+
     /// Which bytes of which page these are. While a page is in use, two values with the same number
     /// are the same value: bytes have one owner. For a holder that lends a page and gets one back.
     #[inline(always)]
     #[must_use]
     pub fn id(&self) -> PageId {
-        PageId { desc: self.desc.as_ptr().addr(), span: self.span }
+        self.id_of(self.span)
+    }
+
+    /// The same for other bytes of the page.
+    #[inline(always)]
+    pub(crate) fn id_of(&self, span: Span) -> PageId {
+        PageId { desc: self.desc.as_ptr().addr(), span }
     }
 
     /// The device's address of the first byte, if the pool maps pages for a
@@ -345,8 +390,11 @@ impl<M: Memory> Page<M> {
     where
         M: Mapped,
     {
+        // First, so that the copy stays in registers.
+        OutOfRange::check(offset, N, self.len())?;
         let mut copy = [0; N];
-        self.copy_to(offset, &mut copy)?;
+        // SAFETY: just checked; the page is ours.
+        unsafe { foreign::copy_out(self.as_ptr().add(offset), &mut copy) };
         Ok(copy)
     }
 

@@ -207,6 +207,38 @@ impl<M: Memory> Drop for CachedPages<'_, M> {
 }
 
 impl<M: Memory> CachedPages<'_, M> {
+    /// Pages that were not taken.
+    #[inline(always)]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether all pages were taken.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `f` for each of the next `n` pages, with its number from 0 on. A loop that also walks
+    /// `n` entries of other arrays then compares one number a page. If `f` panics, the pages behind
+    /// are not returned.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
+    #[inline(always)]
+    pub fn take_each(&mut self, n: usize, mut f: impl FnMut(usize, Page<M>)) {
+        let (pages, rest) = self.pages.as_slice().split_at(n);
+        self.pages = rest.iter();
+        #[allow(clippy::needless_range_loop, reason = "a compiler then compares no index of other arrays")]
+        for i in 0..n {
+            // SAFETY: the page has left this value, and is whole.
+            f(i, unsafe { Page::from_desc(pages[i], 0, self.page_size) });
+        }
+    }
+
     #[cold]
     fn put_back(&mut self) {
         self.pages.by_ref().for_each(|&desc| self.cache.unpop(desc));

@@ -1,7 +1,7 @@
 //! Frames in groups: what a handler can do with them, what is counted, and what stays in its place.
 
-use netmem_packet::{Checksum, FrameCounts, Handler, Packet, RxFrame, RxGroup, Verdict, XdpFrame};
-use netmem_pool::{PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+use netmem_packet::{Checksum, FrameCounts, Handler, Packet, RxGroup, Verdict, XdpFrame};
+use netmem_pool::{DataPage, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const FRAMES: usize = 6;
@@ -12,23 +12,23 @@ fn pool() -> PagePool<Private> {
 }
 
 /// Frame `i` has `20 + i` bytes, all of them `i`.
-fn frames(pool: &mut PagePool<Private>) -> Vec<RxFrame<Private>> {
+fn frames(pool: &mut PagePool<Private>) -> Vec<Option<DataPage<Private>>> {
     let frame = |i: u8| {
         let mut page = pool.alloc().unwrap();
         page.copy_from(128, &vec![i; 20 + usize::from(i)]).unwrap();
-        let mut frame = RxFrame::new(page, 128);
-        frame.set_len(20 + u32::from(i));
-        frame
+        Some(DataPage::new(page, 128, 20 + usize::from(i)))
     };
     (0..FRAMES as u8).map(frame).collect()
 }
 
-fn bytes(frames: &[RxFrame<Private>]) -> u64 {
-    frames.iter().map(|frame| frame.len() as u64).sum()
+fn bytes(frames: &[Option<DataPage<Private>>]) -> u64 {
+    frames.iter().flatten().map(|page| page.data().len() as u64).sum()
 }
 
-fn left(frames: &[RxFrame<Private>]) -> Vec<usize> {
-    (0..frames.len()).filter(|&i| frames[i].page().is_some()).collect()
+fn left(frames: &[Option<DataPage<Private>>]) -> Vec<usize> {
+    let left: Vec<_> = (0..frames.len()).filter(|&i| frames[i].is_some()).collect();
+    assert!(left.iter().all(|&i| frames[i].as_ref().unwrap().headroom() == 128), "each begins where it did");
+    left
 }
 
 /// The handler's verdict about each frame, and what it receives.
@@ -68,7 +68,7 @@ impl Handler<Private> for Verdicts {
     }
 }
 
-fn run(frames: &mut [RxFrame<Private>], handler: &mut impl Handler<Private>) -> FrameCounts {
+fn run(frames: &mut [Option<DataPage<Private>>], handler: &mut impl Handler<Private>) -> FrameCounts {
     let mut counts = FrameCounts::default();
     let bytes = bytes(frames);
     let run = || handler.run_batch(&mut RxGroup::new(frames, bytes, Checksum::Verified, &mut counts));
@@ -157,6 +157,22 @@ fn a_panic_leaves_the_frames_behind_it_uncounted() {
             frames = self::frames(&mut pool);
         }
     }
+}
+
+/// A program moves both ends of a frame and drops it: its page is where it was.
+#[test]
+fn a_frame_whose_ends_were_moved_goes_back_as_it_was() {
+    let mut pool = pool();
+    let mut frames = frames(&mut pool);
+    let mut handler = Verdicts::new(|i, frame| {
+        frame.adjust_head(if i % 2 == 0 { 7 } else { -50 }).unwrap();
+        frame.adjust_tail(30).unwrap();
+        if i < 3 { Verdict::Drop } else { Verdict::Aborted }
+    });
+    let counts = run(&mut frames, &mut handler);
+    assert_eq!(counted(counts), ((6, 135), [0, 3, 0, 0, 3]));
+    // It looks where each begins.
+    assert_eq!(left(&frames), [0, 1, 2, 3, 4, 5]);
 }
 
 /// What a handler does with the rest of a group.

@@ -30,7 +30,7 @@ impl BufferLayout {
     /// Where in `page` its buffer begins.
     #[inline]
     pub(super) fn start<M: PeerMemory>(&self, page: &Page<M>) -> u32 {
-        self.first + ((page.index() << 6) & self.colour_mask)
+        (page.colour() & self.colour_mask) + self.first
     }
 }
 

@@ -4,13 +4,14 @@
 //! The loop is in `receive.rs`; the layouts are `page_buffers.rs`, `big_buffers.rs` and
 //! `split_buffers.rs`.
 
+use super::buffer_layout::BufferLayout;
 use super::panics::Panics;
 use super::ring::RingHandle;
 use super::stats::RxStats;
 use crate::net::VnetHdr;
-use crate::virtqueue::driver::{Fill, Filled, Segments};
-use netmem_packet::{Meta, RxFrame, RxGroup};
-use netmem_pool::{CachedPages, Page, PageRoom, PeerMemory};
+use crate::virtqueue::driver::{Fill, FillRun, Segments};
+use netmem_packet::{Meta, RxGroup};
+use netmem_pool::{CachedPages, DataPage, Page, PageRoom, PeerMemory};
 
 /// The shortest frame that is delivered: an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
@@ -58,8 +59,7 @@ impl RawHeader {
     /// one buffer.
     #[inline(always)]
     pub(super) fn is_alone_like(self, other: Self, counted: bool) -> bool {
-        let counts = if counted { u32::MAX << 16 } else { 0 };
-        (self.front as u16 == other.front as u16) & (self.back & counts == Self::PLAIN.back & counts)
+        self.front as u16 == other.front as u16 && (!counted || self.buffers() == 1)
     }
 
     /// Bytes of the frame's headers.
@@ -174,12 +174,38 @@ pub(super) trait Buffers {
         true
     }
 
-    /// Fills a slot of a layout that has [`groups`](Self::groups), with a page of `pages` if it is
-    /// empty. Calls no user code.
+    /// Whether a header is in another cache line than the beginning of its frame.
     #[inline(always)]
-    fn fill_cached(&self, slot: &mut Self::Buffer, pages: &mut CachedPages<'_, Self::Mem>) -> Filled {
-        let _ = (slot, pages);
-        Filled::NoMemory
+    fn header_apart(&self) -> bool {
+        false
+    }
+
+    /// A slot of a layout that has [`groups`](Self::groups) has a frame of `len` bytes, at most those
+    /// of a buffer without its header. Prefetches its beginning and, with `APART`, its header.
+    #[inline(always)]
+    fn arrived<const APART: bool>(slot: &mut Self::Buffer, len: u32) {
+        let _ = (slot, len);
+    }
+
+    /// Whether a slot has no memory.
+    #[inline(always)]
+    fn is_empty(slot: &Self::Buffer) -> bool {
+        let _ = slot;
+        true
+    }
+
+    /// How buffers lie in pages, in a layout that has [`groups`](Self::groups).
+    #[inline(always)]
+    fn layout(&self) -> BufferLayout {
+        BufferLayout { first: 0, colour_mask: 0, len: 0, per_page: 1 }
+    }
+
+    /// Puts a page of [`cached`](Self::cached) into an empty slot. Returns the device address of the
+    /// buffer. Calls no user code.
+    #[inline(always)]
+    fn fill_cached(layout: BufferLayout, slot: &mut Self::Buffer, page: Page<Self::Mem>) -> u64 {
+        let _ = (layout, slot, page);
+        0
     }
 
     /// The pool from which a layout that has [`groups`](Self::groups) fills its slots.
@@ -195,7 +221,7 @@ pub(super) trait Buffers {
 
     /// Slots as places of frames, in a layout that has [`groups`](Self::groups).
     #[inline(always)]
-    fn frames(slots: &mut [Self::Buffer]) -> &mut [RxFrame<Self::Mem>] {
+    fn frames(slots: &mut [Self::Buffer]) -> &mut [Option<DataPage<Self::Mem>>] {
         let _ = slots;
         &mut []
     }
@@ -241,6 +267,33 @@ impl<B: Buffers> Fill<B::Buffer> for Filling<'_, '_, B> {
     #[inline(always)]
     fn fill(&mut self, slot: &mut B::Buffer, segments: &mut Segments<'_>) -> bool {
         self.0.fill(slot, self.1, segments)
+    }
+}
+
+/// Fills slots of a layout that has [`groups`](Buffers::groups) with these pages.
+pub(super) struct CachedFilling<'n, B: Buffers> {
+    /// A copy, which a loop that writes to slots need not load again.
+    pub(super) layout: BufferLayout,
+    pub(super) pages: CachedPages<'n, B::Mem>,
+}
+
+impl<B: Buffers> FillRun<B::Buffer> for CachedFilling<'_, B> {
+    #[inline(always)]
+    fn is_empty(&self, slot: &B::Buffer) -> bool {
+        B::is_empty(slot)
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, slot: &mut B::Buffer) -> Option<u64> {
+        Some(B::fill_cached(self.layout, slot, self.pages.next()?))
+    }
+
+    #[inline(always)]
+    fn fill_all(&mut self, slots: &mut [B::Buffer], addrs: &mut [u64]) -> usize {
+        let n = slots.len().min(addrs.len()).min(self.pages.len());
+        let (layout, slots, addrs) = (self.layout, &mut slots[..n], &mut addrs[..n]);
+        self.pages.take_each(n, |i, page| addrs[i] = B::fill_cached(layout, &mut slots[i], page));
+        n
     }
 }
 

@@ -13,56 +13,67 @@ use super::buffers::{Buffers, Pools, RawHeader};
 use super::panics::Panics;
 use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
-use crate::virtqueue::driver::{Filled, Segments};
-use netmem_packet::{RxFrame, XdpFrame};
-use netmem_pool::{CachedPages, Napi, Page, PageId, PagePool, PageRoom, PeerMemory, PoolClosed};
+use crate::virtqueue::driver::Segments;
+use netmem_packet::{Meta, XdpFrame};
+use netmem_pool::{CachedPages, DataPage, Napi, Page, PageId, PagePool, PageRoom, PeerMemory, PoolClosed};
+use std::mem;
 
 /// Bytes of a header.
 const HEADER: u32 = VnetHdr::LEN as u32;
 
-/// See the module. The slot of a buffer is a place for its frame, which begins behind the header.
+/// See the module. A slot has a page whose data is the frame, or will be. The header is in front of
+/// it.
+///
+/// Invariant (*room*): the headroom of a page in a slot has the bytes of a header, and behind it are
+/// those of a buffer without its header.
 pub(super) struct PageBuffers<M: PeerMemory> {
     layout: BufferLayout,
     needs_sync: bool,
     /// Whether a page that was dropped may stay in its slot. A pool that allocates a new page for
     /// each packet recycles none.
     keeps: bool,
+    /// Whether a buffer has a page of its own, which it fits into at each colour.
+    whole: bool,
+    /// Whether a header and the beginning of its frame are in two cache lines.
+    header_apart: bool,
     /// Parts of split pages that are not posted yet.
     split_pages: Vec<Page<M>>,
 }
 
 impl<M: PeerMemory> PageBuffers<M> {
     pub(super) fn new(config: &QueueConfig<M>, pool: &PagePool<M>) -> Self {
-        Self { layout: config.layout, needs_sync: pool.needs_sync(), keeps: pool.circulates(), split_pages: Vec::new() }
+        let layout = config.layout;
+        Self {
+            layout,
+            needs_sync: pool.needs_sync(),
+            keeps: pool.circulates(),
+            whole: layout.per_page == 1
+                && (layout.first + layout.colour_mask + layout.len) as usize <= pool.page_size(),
+            header_apart: layout.first % 64 + HEADER >= 64,
+            split_pages: Vec::new(),
+        }
     }
 
-    /// Puts a page into an empty slot.
+    /// Puts a page into an empty slot. Returns the device address of its buffer.
     #[inline(always)]
-    fn put(&self, slot: &mut RxFrame<M>, page: Page<M>, segments: &mut Segments<'_>) {
+    fn put(&self, slot: &mut Option<DataPage<M>>, page: Page<M>) -> u64 {
         let start = self.layout.start(&page);
-        segments.set(0, page.dma_addr() + u64::from(start));
-        *slot = RxFrame::new(page, start + HEADER);
+        let at = page.dma_addr() + u64::from(start);
+        *slot = Some(DataPage::new(page, (start + HEADER) as usize, (self.layout.len - HEADER) as usize));
+        at
     }
 
     /// Where in its page the buffer of a slot begins.
     #[inline(always)]
-    fn buffer_start(slot: &RxFrame<M>) -> u32 {
-        slot.start() - HEADER
-    }
-
-    /// The device wrote `len` bytes into the buffer, and the CPU is about to read them.
-    #[inline(always)]
-    fn sync_page(&self, page: &Page<M>, start: u32, len: u32, napi: &Napi<'_, M>) {
-        if self.needs_sync {
-            napi.sync_for_cpu(page, start as usize..(start + len) as usize);
-        }
+    fn buffer_start(page: &DataPage<M>) -> usize {
+        page.headroom() - HEADER as usize
     }
 }
 
 impl<M: PeerMemory> Buffers for PageBuffers<M> {
     type Mem = M;
     type Pools = PagePool<M>;
-    type Buffer = RxFrame<M>;
+    type Buffer = Option<DataPage<M>>;
     type Frame = XdpFrame<M>;
     type Identity = Option<PageId>;
     const ONE_SEGMENT: bool = true;
@@ -72,67 +83,64 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn prefetch(slot: &RxFrame<M>) {
-        if let Some(page) = slot.page() {
+    fn prefetch(slot: &Option<DataPage<M>>) {
+        if let Some(page) = slot {
             // The header, which can have a line of its own.
-            slot.prefetch(-(HEADER as isize));
-            slot.prefetch(0);
-            page.prefetch();
+            page.prefetch(-(HEADER as isize));
+            page.prefetch(0);
+            page.data().prefetch();
         }
     }
 
     #[inline(always)]
-    fn fill(&mut self, slot: &mut RxFrame<M>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
-        if slot.page().is_none() {
-            if self.layout.per_page == 1 {
-                let Some(page) = napi.alloc() else { return false };
-                self.put(slot, page, segments);
-            } else {
-                let page = split_page(&mut self.split_pages, self.layout.per_page, napi);
-                let Some(page) = page else { return false };
-                self.put(slot, page, segments);
-            }
+    fn fill(&mut self, slot: &mut Option<DataPage<M>>, napi: &mut Napi<'_, M>, segments: &mut Segments<'_>) -> bool {
+        if slot.is_none() {
+            let per_page = self.layout.per_page;
+            let page = if per_page == 1 { napi.alloc() } else { split_page(&mut self.split_pages, per_page, napi) };
+            let Some(page) = page else { return false };
+            segments.set(0, self.put(slot, page));
         }
-        if let (true, Some(page)) = (self.needs_sync, slot.page()) {
-            let start = Self::buffer_start(slot);
-            napi.sync_for_device(page, start as usize..(start + self.layout.len) as usize);
+        if let (true, Some(page)) = (self.needs_sync, slot) {
+            let start = Self::buffer_start(page);
+            page.with_page(|page| napi.sync_for_device(page, start..start + self.layout.len as usize));
         }
         true
     }
 
     #[inline(always)]
-    fn sync(&self, slot: &RxFrame<M>, len: u32, napi: &Napi<'_, M>) {
-        if let (true, Some(page)) = (self.needs_sync, slot.page()) {
-            self.sync_page(page, Self::buffer_start(slot), len, napi);
+    fn sync(&self, slot: &Option<DataPage<M>>, len: u32, napi: &Napi<'_, M>) {
+        if let (true, Some(page)) = (self.needs_sync, slot) {
+            let start = Self::buffer_start(page);
+            page.with_page(|page| napi.sync_for_cpu(page, start..start + len as usize));
         }
     }
 
     #[inline(always)]
-    fn header(&self, slot: &RxFrame<M>) -> RawHeader {
-        slot.page()
-            .and_then(|page| page.read_at(Self::buffer_start(slot) as usize).ok())
-            .map_or(RawHeader::PLAIN, RawHeader::new)
+    fn header(&self, slot: &Option<DataPage<M>>) -> RawHeader {
+        // SAFETY: *room*.
+        slot.as_ref().map_or(RawHeader::PLAIN, |page| RawHeader::new(unsafe { page.read_in_front_unchecked() }))
     }
 
     #[inline(always)]
-    fn complete(&mut self, slot: &mut RxFrame<M>, _: RawHeader, len: u32) -> Option<XdpFrame<M>> {
-        let page = slot.take_page()?;
-        Some(XdpFrame::new(page, slot.start() as usize, len as usize - VnetHdr::LEN))
+    fn complete(&mut self, slot: &mut Option<DataPage<M>>, _: RawHeader, len: u32) -> Option<XdpFrame<M>> {
+        let mut page = slot.take()?;
+        let set = page.set_data(page.headroom(), (len - HEADER) as usize);
+        debug_assert!(set.is_ok());
+        Some(XdpFrame::from_page(page, Meta::default()))
     }
 
-    fn append(&mut self, slot: &mut RxFrame<M>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
-        let Some(page) = slot.take_page() else { return };
-        let start = Self::buffer_start(slot);
-        self.sync_page(&page, start, len, napi);
-        let start = start as usize;
+    fn append(&mut self, slot: &mut Option<DataPage<M>>, len: u32, napi: &Napi<'_, M>, frame: &mut XdpFrame<M>) {
+        self.sync(slot, len, napi);
+        let Some(page) = slot.take() else { return };
+        let start = Self::buffer_start(&page);
         // The caller counts the buffers: there is room for every fragment.
-        let pushed = frame.push(page.freeze_range(start..start + len as usize));
+        let pushed = frame.push(page.into_page().freeze_range(start..start + len as usize));
         debug_assert!(pushed.is_ok());
     }
 
     #[inline(always)]
-    fn identity(slot: &RxFrame<M>) -> Option<PageId> {
-        slot.page().map(Page::id)
+    fn identity(slot: &Option<DataPage<M>>) -> Option<PageId> {
+        slot.as_ref().map(DataPage::id)
     }
 
     /// The page is posted again as it is: it does not return to the pool, and nothing is written
@@ -141,9 +149,10 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     /// It must be the page of this slot. A program can have left another page in the frame, or a
     /// part of the page.
     #[inline(always)]
-    fn recycle(&mut self, slot: &mut RxFrame<M>, posted: Option<PageId>, page: Page<M>) {
+    fn recycle(&mut self, slot: &mut Option<DataPage<M>>, posted: Option<PageId>, page: Page<M>) {
         if self.keeps && posted == Some(page.id()) {
-            slot.put_page(page);
+            // At the address at which it was.
+            _ = self.put(slot, page);
         } else {
             page.release();
         }
@@ -151,7 +160,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
 
     #[inline(always)]
     fn groups(&self) -> bool {
-        !self.needs_sync && self.layout.per_page == 1
+        !self.needs_sync && self.whole
     }
 
     #[inline(always)]
@@ -160,15 +169,43 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn fill_cached(&self, slot: &mut RxFrame<M>, pages: &mut CachedPages<'_, M>) -> Filled {
-        if slot.page().is_some() {
-            return Filled::AsBefore;
+    fn header_apart(&self) -> bool {
+        self.header_apart
+    }
+
+    #[inline(always)]
+    fn arrived<const APART: bool>(slot: &mut Option<DataPage<M>>, len: u32) {
+        if let Some(page) = slot {
+            // SAFETY: *room*; the buffer has the bytes of the header and the frame.
+            unsafe { page.set_len_unchecked(len) };
+            page.prefetch(0);
+            if APART {
+                page.prefetch(-(HEADER as isize));
+            }
         }
-        let Some(page) = pages.next() else { return Filled::NoMemory };
-        let start = self.layout.start(&page);
-        let at = page.dma_addr() + u64::from(start);
-        slot.refill(page, start + HEADER);
-        Filled::At(at)
+    }
+
+    #[inline(always)]
+    fn is_empty(slot: &Option<DataPage<M>>) -> bool {
+        slot.is_none()
+    }
+
+    #[inline(always)]
+    fn layout(&self) -> BufferLayout {
+        self.layout
+    }
+
+    #[inline(always)]
+    fn fill_cached(layout: BufferLayout, slot: &mut Option<DataPage<M>>, page: Page<M>) -> u64 {
+        let start = layout.start(&page) + HEADER;
+        let at = page.dma_addr() + u64::from(start) - u64::from(HEADER);
+        // SAFETY: *room*: the page is a whole one of the pool, into which the buffer fits, else
+        // there were no groups.
+        let page = unsafe { DataPage::new_unchecked(page, start, 0) };
+        debug_assert!(slot.is_none());
+        // There is nothing to drop.
+        mem::forget(slot.replace(page));
+        at
     }
 
     /// A page that is split is not whole, so that parts of it are filled one by one.
@@ -178,7 +215,7 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn frames(slots: &mut [RxFrame<M>]) -> &mut [RxFrame<M>] {
+    fn frames(slots: &mut [Option<DataPage<M>>]) -> &mut [Option<DataPage<M>>] {
         slots
     }
 
@@ -186,8 +223,8 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
         self.split_pages.clear();
     }
 
-    fn quarantine(&mut self, slot: &mut RxFrame<M>, pool: &mut PagePool<M>, panics: &mut Panics) {
-        slot.take_page().into_iter().for_each(|page| _ = panics.call(|| pool.quarantine(page)));
+    fn quarantine(&mut self, slot: &mut Option<DataPage<M>>, pool: &mut PagePool<M>, panics: &mut Panics) {
+        slot.take().into_iter().for_each(|page| _ = panics.call(|| pool.quarantine(page.into_page())));
     }
 }
 

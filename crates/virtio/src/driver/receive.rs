@@ -31,7 +31,7 @@
 //! usable: each slot is either posted or free, and the next poll fills and posts what is free.
 
 use super::buffer_layout::HeaderFields;
-use super::buffers::{Buffers, ETHERNET, Filling, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
+use super::buffers::{Buffers, CachedFilling, ETHERNET, Filling, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
 use super::state::DriverState;
@@ -80,14 +80,17 @@ impl<B: Buffers> Handled<'_, B> {
     /// Releases the pages of the frames that were counted.
     fn release(&mut self) {
         let counted = (self.counts.frames - self.before) as usize;
-        B::frames(self.lent.buffers).iter_mut().take(counted).for_each(|frame| drop(frame.take_page()));
+        B::frames(self.lent.buffers).iter_mut().take(counted).for_each(|page| *page = None);
     }
 }
 
 impl<B: Buffers> Drop for Handled<'_, B> {
     #[inline(always)]
     fn drop(&mut self) {
-        let len = |slot: &mut B::Buffer| B::frames(slice::from_mut(slot)).first().map_or(0, |frame| frame.len() as u32);
+        let len = |slot: &mut B::Buffer| {
+            let page = B::frames(slice::from_mut(slot)).first().and_then(Option::as_ref);
+            page.map_or(0, |page| page.data().len() as u32)
+        };
         self.lent.handled((self.counts.frames - self.before) as usize, |slot| len(slot) + HEADER);
     }
 }
@@ -255,7 +258,7 @@ impl<B: Buffers> ReceivePath<B> {
     ) -> usize {
         let reads_header = self.header != HeaderFields::Plain;
         let most = RX_BATCH.min(budget.try_into().unwrap_or(RX_BATCH));
-        let (mut n, ended, mut bytes) = if reads_header {
+        let (mut n, ended, mut bytes) = if reads_header && self.buffers.header_apart() {
             Self::read_group::<F, true>(queue, most)
         } else {
             Self::read_group::<F, false>(queue, most)
@@ -266,7 +269,11 @@ impl<B: Buffers> ReceivePath<B> {
         let mut checksum = Checksum::Unknown;
         let read = n;
         if reads_header {
-            (n, checksum) = self.plain_frames(queue.group(n));
+            let slots = queue.group(n);
+            (n, checksum) = match self.header {
+                HeaderFields::Mergeable => self.plain_frames::<true>(slots),
+                _ => self.plain_frames::<false>(slots),
+            };
             if n == 0 {
                 return 0;
             }
@@ -275,7 +282,7 @@ impl<B: Buffers> ReceivePath<B> {
         let mut handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
         let frames = B::frames(handled.lent.buffers);
         if n < read {
-            bytes = frames.iter().map(|frame| frame.len() as u64).sum();
+            bytes = frames.iter().flatten().map(|page| page.data().len() as u64).sum();
         }
         sink.deliver_group(&mut RxGroup::new(frames, bytes, checksum, handled.counts));
         if !self.buffers.keeps() {
@@ -298,20 +305,13 @@ impl<B: Buffers> ReceivePath<B> {
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]
-    fn read_group<F: DriverFormat, const HEADERS: bool>(
+    fn read_group<F: DriverFormat, const APART: bool>(
         queue: &mut ShapedQueue<F, B::Buffer>,
         most: u16,
     ) -> (u16, bool, u64) {
         let mut bytes = 0;
         let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
-            if let [frame] = B::frames(slice::from_mut(slot)) {
-                frame.set_len(len - HEADER);
-                frame.prefetch(0);
-                if HEADERS {
-                    // It can have a line of its own.
-                    frame.prefetch(-(HEADER as isize));
-                }
-            }
+            B::arrived::<APART>(slot, len - HEADER);
             bytes += u64::from(len - HEADER);
         });
         (n, ended, bytes)
@@ -329,7 +329,9 @@ impl<B: Buffers> ReceivePath<B> {
     ) {
         let keeps = self.buffers.keeps();
         if keeps {
-            self.refill_cached(queue, napi, n, empty);
+            // If they are the only free slots.
+            let all = empty == n && queue.posted() + n == queue.holds();
+            self.refill_cached(queue, napi, n, empty, all);
         }
         if queue.has_free() {
             // A pool that keeps no page has no array cache.
@@ -338,7 +340,7 @@ impl<B: Buffers> ReceivePath<B> {
     }
 
     /// Posts up to `most` buffers in consecutive slots, while those that are empty find pages in
-    /// the array cache, which at most `empty` of them do.
+    /// the array cache, which at most `empty` of them do. `all`: each of them is empty.
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]
@@ -348,34 +350,29 @@ impl<B: Buffers> ReceivePath<B> {
         napi: &mut Napi<'_, B>,
         most: usize,
         empty: usize,
+        all: bool,
     ) {
-        let (mut room, buffers) = (PageRoom::new(), &self.buffers);
-        if let Some(mut pages) = B::cached(napi, &mut room, empty) {
-            queue.refill_run(most, |slot| buffers.fill_cached(slot, &mut pages));
+        let (mut room, layout) = (PageRoom::new(), self.buffers.layout());
+        if let Some(pages) = B::cached(napi, &mut room, empty) {
+            queue.refill_run(most, all, &mut CachedFilling::<B> { layout, pages });
         }
     }
 
     /// How many of these buffers, from the first on, have a frame of one buffer without anything to
     /// be done, and with the same state of its checksum; and that state. Each header is read once.
+    /// `COUNTED`: it has the number of buffers.
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]
-    fn plain_frames(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
-        let counted = self.header == HeaderFields::Mergeable;
+    fn plain_frames<const COUNTED: bool>(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
         let mut headers = slots.iter().map(|slot| self.buffers.header(slot));
-        let Some(first) = headers.next().filter(|first| first.is_plain() && first.is_alone_like(*first, counted))
+        let Some(first) = headers.next().filter(|first| first.is_plain() && first.is_alone_like(*first, COUNTED))
         else {
             return (0, Checksum::Unknown);
         };
-        let mut n = 1;
-        for header in headers {
-            if !header.is_alone_like(first, counted) {
-                break;
-            }
-            n += 1;
-        }
+        let n = headers.position(|header| !header.is_alone_like(first, COUNTED)).map_or(slots.len(), |n| n + 1);
         let verified = self.offloads.verifies(first.flags());
-        (n, if verified { Checksum::Verified } else { Checksum::Unknown })
+        (n as u16, if verified { Checksum::Verified } else { Checksum::Unknown })
     }
 
     /// Receives up to a batch of frames and posts as many buffers as they used. Returns how many
@@ -576,7 +573,7 @@ impl<B: Buffers> ReceivePath<B> {
                 break;
             }
             if cached {
-                self.refill_cached(queue, napi, BATCH, BATCH);
+                self.refill_cached(queue, napi, BATCH, BATCH, false);
             }
         }
         self.end_collecting();

@@ -17,6 +17,7 @@
 //! | `negotiated.rs` | the features that driver and device have negotiated, as a value |
 //! | `event.rs` | when a notification must be sent, and why none is lost |
 //! | `fault.rs` | the checks of all words that the peer writes |
+//! | `fours.rs` | a loop over two arrays, four entries at a time |
 //! | `sync.rs` | the atomics, so that loom can replace them |
 //! | `model.rs` | loom's models of `arm` against `publish` |
 
@@ -25,6 +26,7 @@ pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod fault;
+mod fours;
 #[cfg(all(test, loom))]
 mod model;
 mod negotiated;

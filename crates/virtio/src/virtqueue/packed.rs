@@ -15,6 +15,7 @@
 //! address. The peer may be hostile: every word is read once. This file checks no values; see
 //! [`fault`](super::fault).
 
+use super::fours::for_each_by_fours;
 use super::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use std::marker::PhantomData;
@@ -322,20 +323,13 @@ impl PackedRing {
         Self::read(self.words(offset)[1])
     }
 
-    /// The used descriptors from `at` on, up to `n`, as far as they are in a row: ids and lengths.
-    /// Each is read when the iterator gets there, once, with acquire ordering. The first that is
-    /// not used ends them.
+    /// The descriptors from `at` on, up to `n`, as far as they are in a row.
     #[inline(always)]
-    pub(crate) fn used_run(&self, at: Position, n: u16) -> impl Iterator<Item = (u32, u32)> {
+    pub(crate) fn used_words(&self, at: Position, n: usize) -> &[UsedDesc] {
         let first = usize::from(at.offset()).min(usize::from(self.size));
-        let n = usize::from(n).min(usize::from(self.size) - first);
+        let n = n.min(usize::from(self.size) - first);
         // SAFETY: *mapped*; the last of them is below `size`, and a descriptor is two words.
-        let descs = unsafe { slice::from_raw_parts(self.desc.add(2 * first).cast::<[AtomicU64; 2]>(), n) };
-        let flags = at.used();
-        descs.iter().map_while(move |[_, word]| {
-            let d = Self::read(word);
-            (d.flags & PackedDesc::TURN == flags).then_some((d.id.into(), d.len))
-        })
+        unsafe { slice::from_raw_parts(self.desc.add(2 * first).cast::<UsedDesc>(), n) }
     }
 
     /// Writes the descriptor at `offset`, the flags last. They publish everything written before
@@ -355,12 +349,12 @@ impl PackedRing {
         let n = usize::from(self.size) - at;
         // SAFETY: *mapped*; the last of them is below `size`, and a descriptor is two words.
         let descs = unsafe { slice::from_raw_parts(self.desc.add(2 * at).cast::<[AtomicU64; 2]>(), n) };
-        let mut word = PackedDesc { id: first, ..d }.word();
-        for ([to, rest], &addr) in descs.iter().zip(addrs) {
+        let (word, next_id) =
+            (PackedDesc { id: first, ..d }.word(), PackedDesc { id: 1, ..PackedDesc::default() }.word());
+        for_each_by_fours(descs, addrs, |i, [to, rest], addr| {
             to.store(addr.to_le(), Ordering::Relaxed);
-            rest.store(word.to_le(), Ordering::Release);
-            word += PackedDesc { id: 1, len: 0, addr: 0, flags: 0 }.word();
-        }
+            rest.store((word + i as u64 * next_id).to_le(), Ordering::Release);
+        });
     }
 
     /// Writes the descriptor at `offset` without its address. The flags publish everything written
@@ -409,6 +403,24 @@ impl PackedRing {
     pub fn set_device_event(&self, event: Event) {
         // SAFETY: *mapped*.
         Self::set_event(unsafe { &*self.device }, event);
+    }
+}
+
+/// A descriptor as it is in memory, for a driver that looks whether it is used.
+#[repr(transparent)]
+pub(crate) struct UsedDesc([AtomicU64; 2]);
+
+impl UsedDesc {
+    /// The two flags that show whether it is used.
+    pub(crate) const TURN: u64 = (PackedDesc::TURN as u64) << 48;
+    /// These flags, the id, and the length.
+    pub(crate) const MASK: u64 = Self::TURN | ((1 << 48) - 1);
+
+    /// Reads the word of length, id and flags, from the lowest bits on. What the flags cover may be
+    /// read after this (acquire).
+    #[inline(always)]
+    pub(crate) fn read(&self) -> u64 {
+        u64::from_le(self.0[1].load(Ordering::Acquire))
     }
 }
 

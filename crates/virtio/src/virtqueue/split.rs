@@ -55,6 +55,52 @@ impl DescWords {
     }
 }
 
+/// Elements of the used ring that follow each other, and are read by words of 64 bits. An element
+/// is not aligned to 8 bytes, but the length of each and the id of the next are:
+///
+/// ```text
+///   flags idx | id 0 : len 0 | id 1 : len 1 | id 2 : len 2
+///             └ first ┘└──── word ────┘└──── word ────┘└ last ┘
+/// ```
+pub(crate) struct UsedRun<'r> {
+    first: &'r AtomicU32,
+    words: &'r [UsedWord],
+    last: &'r AtomicU32,
+}
+
+/// The length of an element and the id of the next one.
+#[repr(transparent)]
+pub(crate) struct UsedWord(AtomicU64);
+
+impl UsedWord {
+    /// The length in the lower half, and the id in the upper one.
+    #[inline(always)]
+    pub(crate) fn read(&self) -> u64 {
+        u64::from_le(self.0.load(Ordering::Relaxed))
+    }
+}
+
+impl<'r> UsedRun<'r> {
+    /// The id of the first element.
+    #[inline(always)]
+    pub(crate) fn first_id(&self) -> u32 {
+        u32::from_le(self.first.load(Ordering::Relaxed))
+    }
+
+    /// One word less than there are elements.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> &'r [UsedWord] {
+        self.words
+    }
+
+    /// The length of the last element. It is not part of a word, because the device may be writing
+    /// the id behind it.
+    #[inline(always)]
+    pub(crate) fn last_len(&self) -> u32 {
+        u32::from_le(self.last.load(Ordering::Relaxed))
+    }
+}
+
 /// Where the three parts of a ring of `size` entries lie in one block of memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitLayout {
@@ -358,17 +404,22 @@ impl SplitRing {
         (u32::from_le(id.load(Ordering::Relaxed)), u32::from_le(len.load(Ordering::Relaxed)))
     }
 
-    /// The used elements from `position` (modulo the size) on, up to `n`, as far as they are in a
-    /// row. Each is read when the iterator gets there, once.
+    /// `n` used elements from `position` (modulo the size) on, which the device's index covers. They
+    /// do not go around the end. `None` if there are none, or if the ring is not aligned to 8 bytes.
     #[inline(always)]
-    pub(crate) fn used_run(&self, position: u16, n: u16) -> impl Iterator<Item = (u32, u32)> {
+    pub(crate) fn used_run(&self, position: u16, n: usize) -> Option<UsedRun<'_>> {
         let at = self.slot(position);
-        let n = usize::from(n).min(usize::from(self.size) - at);
-        // SAFETY: *mapped*; the last of them is below `size`, and an element is two words.
-        let elements = unsafe { slice::from_raw_parts(self.used.add(2 * at).cast::<[AtomicU32; 2]>(), n) };
-        elements
-            .iter()
-            .map(|[id, len]| (u32::from_le(id.load(Ordering::Relaxed)), u32::from_le(len.load(Ordering::Relaxed))))
+        if n == 0 || n > usize::from(self.size) - at || !self.used.wrapping_add(1).cast::<AtomicU64>().is_aligned() {
+            return None;
+        }
+        // SAFETY: *mapped*; the last of them is below `size`, and an element is two words of 32
+        // bits. The words of 64 bits begin with the second and end in front of the last, and are
+        // aligned, as was checked.
+        unsafe {
+            let first = self.used.add(2 * at);
+            let words = slice::from_raw_parts(first.add(1).cast::<UsedWord>(), n - 1);
+            Some(UsedRun { first: &*first, words, last: &*first.add(2 * n - 1) })
+        }
     }
 
     /// Sets the used element at `position` (modulo the size).

@@ -30,6 +30,37 @@ pub(crate) trait UsedEntries: Sized {
     fn end(self) -> Self::At;
 }
 
+/// What [`read_run`](DriverFormat::read_run) reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Expected {
+    /// The id of the first entry, which is also its place in the ring. Each next one has the next id.
+    pub(crate) first: u16,
+    /// Buffers that the device has.
+    pub(crate) posted: u16,
+    /// The least bytes that the device must have written.
+    pub(crate) shortest: u32,
+    /// How many more they may be.
+    pub(crate) span: u32,
+}
+
+impl Expected {
+    /// An entry of an id and the least length, as a word. If the difference of another word from it
+    /// is at most [`span`](Self::span), that has the same id, and a length that is allowed.
+    #[inline(always)]
+    pub(super) fn word(self, id: u32) -> u64 {
+        u64::from(id) << 32 | u64::from(self.shortest)
+    }
+
+    /// Whether a length is allowed.
+    #[inline(always)]
+    pub(super) fn allows(self, len: u32) -> bool {
+        len.wrapping_sub(self.shortest) <= self.span
+    }
+}
+
+/// The difference between the words of two ids that follow each other.
+pub(super) const NEXT_ID: u64 = 1 << 32;
+
 /// A ring format, seen from the driver: how buffers are described to the device and how used ones
 /// are found. The queue owns the slots, and checks what the format does not check.
 pub(crate) trait DriverFormat: Sized {
@@ -88,13 +119,14 @@ pub(crate) trait DriverFormat: Sized {
     /// The used entries in front of this position were read.
     fn read_to(&mut self, at: Self::At);
 
-    /// The used entries from the next one on, up to the end of the ring, where each buffer is one
-    /// entry of the ring, at most `most`: ids and lengths, none of them checked. The device has `posted` buffers. An
-    /// entry is read when the iterator gets there, once. The next entry is at place `first` of the
-    /// ring. If more are used than were posted, there are none here.
-    fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)>;
+    /// Reads used entries from the next one on, where each buffer is one entry of the ring, as long
+    /// as each is what is `expected`. Calls `seen` with the buffer of each, and its length.
+    /// `buffers` are those from the next one on, not around the end of the ring: not more are read.
+    /// Returns how many entries were as expected, and whether another one is used behind them. None
+    /// are, if more are used than were posted.
+    fn read_run<B>(&self, expected: Expected, buffers: &mut [B], seen: impl FnMut(&mut B, u32)) -> (u16, bool);
 
-    /// The next `n` used entries were read by [`used_run`](Self::used_run).
+    /// The next `n` used entries were read by [`read_run`](Self::read_run).
     fn consume(&mut self, n: u16);
 
     /// Descriptors of the buffer in `slot`, which the device has used.

@@ -44,7 +44,7 @@ pub(crate) use self::found::LOOK;
 #[cfg(all(test, loom))]
 pub(crate) use self::packed::Packed;
 pub(crate) use self::queue::{DriverQueue, Vacant};
-pub(crate) use self::shaped::{BATCH, Fill, Filled, LOOK as SHAPED_LOOK, Lent, Segments, ShapedQueue, Take, Taken};
+pub(crate) use self::shaped::{BATCH, Fill, FillRun, LOOK as SHAPED_LOOK, Lent, Segments, ShapedQueue, Take, Taken};
 #[cfg(all(test, loom))]
 pub(crate) use self::split::Split;
 pub(crate) use self::tables::{Segment, Tables};

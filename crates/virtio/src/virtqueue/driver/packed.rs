@@ -15,11 +15,11 @@
 
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
-use super::super::packed::Cursor;
+use super::super::packed::{Cursor, UsedDesc};
 use super::super::{
     Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, PackedDesc, PackedRing, Position, passed_packed,
 };
-use super::format::{DriverFormat, UsedEntries};
+use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -292,9 +292,21 @@ impl DriverFormat for Packed {
     }
 
     #[inline(always)]
-    fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)> {
-        debug_assert_eq!(first, self.used.offset());
-        self.ring.used_run(self.used, posted.min(most))
+    fn read_run<B>(&self, expected: Expected, buffers: &mut [B], mut seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
+        debug_assert_eq!(expected.first, self.used.offset());
+        let n = buffers.len().min(expected.posted.into());
+        let descs = self.ring.used_words(self.used, n);
+        let turn = u64::from(self.used.used()) << 48;
+        let (mut next, span) = (turn | expected.word(expected.first.into()), u64::from(expected.span));
+        for (i, (buffer, desc)) in buffers[..descs.len()].iter_mut().zip(descs).enumerate() {
+            let word = desc.read() & UsedDesc::MASK;
+            if word.wrapping_sub(next) > span {
+                return (i as u16, word & UsedDesc::TURN == turn);
+            }
+            seen(buffer, word as u32);
+            next += NEXT_ID;
+        }
+        (descs.len() as u16, false)
     }
 
     #[inline(always)]

@@ -20,7 +20,7 @@
 use super::super::fault::DeviceFault;
 use super::super::{Armed, Negotiated};
 use super::any::RingEnd;
-use super::format::{DriverFormat, UsedEntries};
+use super::format::{DriverFormat, Expected, UsedEntries};
 use super::shape::{Setup, Shape};
 use super::tables::Tables;
 use std::ops::ControlFlow;
@@ -85,14 +85,17 @@ impl Take<'_> {
     }
 }
 
-/// How a slot was filled, for [`ShapedQueue::refill_run`].
-pub(crate) enum Filled {
-    /// With what it had.
-    AsBefore,
-    /// With a buffer at this device address.
-    At(u64),
-    /// Not at all.
-    NoMemory,
+/// What [`ShapedQueue::refill_run`] fills slots with.
+pub(crate) trait FillRun<B> {
+    /// Whether a slot has to be filled.
+    fn is_empty(&self, buffer: &B) -> bool;
+
+    /// Fills an empty slot. Returns its address. `None` if there is no memory.
+    fn fill(&mut self, buffer: &mut B) -> Option<u64>;
+
+    /// Fills empty slots from the first on, as many as there is memory for, and sets their
+    /// addresses. Returns how many. There are as many slots as addresses.
+    fn fill_all(&mut self, buffers: &mut [B], addrs: &mut [u64]) -> usize;
 }
 
 /// A buffer that [`ShapedQueue::take_while`] has taken, and its caller does not handle there.
@@ -346,15 +349,14 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     }
 
     /// Posts up to `most` buffers of one segment, and no more than a batch, in the slots that have
-    /// been free for the longest time, as far as they are in a row. `fill` is given what is in each
-    /// slot. It returns the buffer's address if that may have changed since the slot was last
-    /// filled, and ends the step if there is no memory. It must not panic. Returns how many buffers
+    /// been free for the longest time, as far as they are in a row and there is memory. `fill` must
+    /// not panic. `empty`: all of these slots are. Returns how many buffers
     /// were posted. None, if slots are not in their own places, or were not posted there a turn
     /// before ([`is_steady`](Self::is_steady)): then [`refill`](Self::refill) posts.
     ///
     /// As there, all buffers are filled first. Addresses are written by consecutive stores.
     #[inline(always)]
-    pub(crate) fn refill_run(&mut self, most: usize, mut fill: impl FnMut(&mut B) -> Filled) -> usize {
+    pub(crate) fn refill_run(&mut self, most: usize, empty: bool, fill: &mut impl FillRun<B>) -> usize {
         debug_assert!(self.setup.per_slot == 1 && self.lens.len() == 1);
         if !self.is_steady() {
             return 0;
@@ -362,19 +364,22 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         let (first, free) = (self.place(self.posted), self.slots.len() - self.posted());
         let Self { format, buffers, lens, addrs, posted, .. } = self;
         let most = most.min(free).min(BATCH).min(buffers.len() - first);
+        let (buffers, addrs) = (&mut buffers[first..][..most], &mut addrs[first..][..most]);
         let (mut changed, mut got) = (0u64, 0);
-        for (buffer, addr) in buffers[first..first + most].iter_mut().zip(&mut addrs[first..first + most]) {
-            match fill(buffer) {
-                Filled::AsBefore => {}
-                Filled::At(at) => {
+        if empty {
+            got = fill.fill_all(buffers, addrs).min(most);
+            changed = u64::MAX.checked_shr((BATCH - got) as u32).unwrap_or(0);
+        } else {
+            for (buffer, addr) in buffers.iter_mut().zip(&mut *addrs) {
+                if fill.is_empty(buffer) {
+                    let Some(at) = fill.fill(buffer) else { break };
                     *addr = at;
                     changed |= 1 << got;
                 }
-                Filled::NoMemory => break,
+                got += 1;
             }
-            got += 1;
         }
-        format.expose_run(first as u16, &addrs[first..first + got], lens[0], changed);
+        format.expose_run(first as u16, &addrs[..got], lens[0], changed);
         *posted += got as u64;
         format.publish();
         got
@@ -470,24 +475,15 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// group while buffers that [`pending`](Self::pending) has found were not taken, or slots are
     /// not in their own places. All that is for the functions above.
     #[inline(always)]
-    pub(crate) fn read_group(&mut self, most: u16, shortest: u32, mut seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
+    pub(crate) fn read_group(&mut self, most: u16, shortest: u32, seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
         debug_assert!(self.setup.per_slot == 1 && self.lens.len() == 1);
         if self.found() > 0 || self.displaced > 0 || self.fault.is_some() || self.have < shortest {
             return (0, false);
         }
-        let (first, posted, span) = (self.place(self.read), self.posted() as u16, self.have - shortest);
-        let Self { format, buffers, .. } = self;
-        let used = format.used_run(first as u16, posted, most);
-        let (mut next, mut ended) = (first as u32, false);
-        for (buffer, (id, len)) in buffers[first..].iter_mut().zip(used) {
-            if id != next || len.wrapping_sub(shortest) > span {
-                ended = true;
-                break;
-            }
-            seen(buffer, len);
-            next += 1;
-        }
-        ((next - first as u32) as u16, ended)
+        let (first, posted) = (self.place(self.read), self.posted() as u16);
+        let expected = Expected { first: first as u16, posted, shortest, span: self.have - shortest };
+        let end = self.buffers.len().min(first + usize::from(most));
+        self.format.read_run(expected, &mut self.buffers[first..end], seen)
     }
 
     /// The `n` buffers of a group that was [read](Self::read_group).

@@ -9,11 +9,12 @@
 
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
+use super::super::fours::for_each_by_fours;
 use super::super::split::Local;
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
-use super::format::{DriverFormat, UsedEntries};
+use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -208,10 +209,9 @@ impl DriverFormat for Split {
     fn expose_run(&mut self, first: u16, addrs: &[u64], _: u32, changed: u64) {
         let descs = self.ring.descs();
         let descs = &descs[usize::from(first)..][..addrs.len()];
-        if changed.count_ones() as usize == addrs.len() {
-            for (desc, &addr) in descs.iter().zip(addrs) {
-                desc.set_addr(addr);
-            }
+        let all = u64::MAX.checked_shr(u64::BITS - addrs.len() as u32).unwrap_or(0);
+        if changed == all {
+            for_each_by_fours(descs, addrs, |_, desc, addr| desc.set_addr(addr));
         } else {
             let mut left = changed;
             while left != 0 {
@@ -285,10 +285,32 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
-    fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)> {
-        let ready = self.ring.used_idx().wrapping_sub(self.next_used);
+    fn read_run<B>(&self, expected: Expected, buffers: &mut [B], mut seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
+        let (first, ready) = (expected.first, self.ring.used_idx().wrapping_sub(self.next_used));
         debug_assert_eq!(first, self.next_used & (self.size() - 1));
-        self.ring.used_run(first, if ready <= posted { ready.min(most) } else { 0 })
+        let n = if ready <= expected.posted { usize::from(ready).min(buffers.len()) } else { 0 };
+        let Some(used) = self.ring.used_run(first, n) else { return (0, false) };
+        if used.first_id() != u32::from(first) {
+            return (0, true);
+        }
+        let (mut next, span) = (expected.word(u32::from(first) + 1), u64::from(expected.span));
+        let Some((last, buffers)) = buffers[..n].split_last_mut() else { return (0, false) };
+        for (i, (buffer, word)) in buffers.iter_mut().zip(used.words()).enumerate() {
+            // The length of this entry and the id of the next one. If only the id is wrong, this entry
+            // is left out, too.
+            let word = word.read();
+            if word.wrapping_sub(next) > span {
+                return (i as u16, true);
+            }
+            seen(buffer, word as u32);
+            next += NEXT_ID;
+        }
+        let len = used.last_len();
+        if !expected.allows(len) {
+            return (n as u16 - 1, true);
+        }
+        seen(last, len);
+        (n as u16, false)
     }
 
     #[inline(always)]

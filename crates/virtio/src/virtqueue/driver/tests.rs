@@ -8,12 +8,15 @@ use super::{
     with_queue,
 };
 use crate::net::feature;
-use crate::virtqueue::driver::shaped::Filled;
 use crate::virtqueue::fault::DeviceFault;
 use crate::virtqueue::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, Negotiated, PackedDesc, PackedLayout,
     PackedRing, Position, SplitLayout, SplitRing, USED_NO_NOTIFY, passed, passed_packed,
 };
+
+mod run_fill;
+
+use run_fill::RunFill;
 
 const SIZE: u16 = 16;
 const PER_TABLE: u16 = 6;
@@ -390,15 +393,10 @@ fn fill(next: &mut u64, shape: &[u32], pages: &mut Pages, segments: &mut Segment
 /// Posts a run of buffers. Returns how many.
 fn post_run(queue: &mut AnyShapedQueue<Pages>, next: &mut u64, rng: &mut fastrand::Rng) -> usize {
     let most = rng.usize(..=16);
-    with_queue!(queue, queue => queue.refill_run(most, |pages: &mut Pages| match pages {
-        _ if rng.u8(..16) == 0 => Filled::NoMemory,
-        Some(_) => Filled::AsBefore,
-        None => {
-            *next += 0x1000;
-            *pages = Some(vec![*next]);
-            Filled::At(*next)
-        }
-    }))
+    with_queue!(queue, queue => {
+        let empty = queue.slots().all(|(posted, pages)| posted || pages.is_none());
+        queue.refill_run(most, empty, &mut RunFill { next, rng })
+    })
 }
 
 /// User code panics. The hook is not run, which would print it.

@@ -2,7 +2,7 @@
 //! each place of a group.
 
 use netmem_packet::{Handler, Packet, Poll, RxGroup, RxQueue, Verdict, XdpFrame};
-use netmem_pool::PeerShared;
+use netmem_pool::{Page, PeerShared};
 use netmem_testing::driver::hostile::{FORMATS, Harness};
 use netmem_testing::driver::*;
 use netmem_virtio::driver::{DeviceFault, NetOptions, RxMode};
@@ -163,6 +163,46 @@ fn frames_that_are_left_are_kept_or_released() {
     }
 }
 
+/// What a handler does not take stays in its slot, also behind slots for which there is no page. If the
+/// next group is taken as a whole, that page is neither lost nor posted at another place.
+#[test]
+fn pages_that_were_left_behind_empty_slots() {
+    struct Keep {
+        all: bool,
+        kept: Vec<Page<PeerShared>>,
+    }
+    impl Handler<PeerShared> for Keep {
+        fn run_batch(&mut self, group: &mut RxGroup<'_, PeerShared>) {
+            if self.all {
+                // There are pages again.
+                self.kept.clear();
+            }
+            let every = if self.all { 1 } else { 2 };
+            self.kept.extend(group.frames().step_by(every).filter_map(|mut frame| frame.take_page()));
+        }
+
+        fn pass(&mut self, _: Packet<PeerShared>) {
+            unreachable!("each comes in a group")
+        }
+    }
+    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format | COHERENT, mode))) {
+        let options = NetOptions::new(mode).pages(280).cache(8);
+        let mut harness = Harness::coherent(format & !COHERENT, options);
+        let mut handler = Keep { all: false, kept: Vec::new() };
+        for (all, n) in [(false, 40), (false, 40), (true, 6)] {
+            handler.all = all;
+            used(&mut harness, 0..n);
+            harness.ring.publish();
+            assert_eq!(harness.pair.rx.poll(|poll| poll.receive(64, &mut handler)), n as usize);
+            assert_eq!(harness.pair.rx.posted() < 256 - 10, !all && handler.kept.len() == 40, "{format:#x}, {mode:?}");
+        }
+        assert_eq!(handler.kept.len(), 6);
+        handler.kept.clear();
+        assert!(arrived(&mut harness).is_empty());
+        assert_goes_on(harness, mode);
+    }
+}
+
 /// The device uses a group of which `lie` uses the buffer at `place`. `lie` has as a parameter the
 /// head of the buffer before. If it returns a fault, the frames in front of it arrive, and
 /// the queue stops. Otherwise the other frames arrive, and the queue goes on.
@@ -206,6 +246,15 @@ fn a_wrong_id_at_each_place() {
             group_with(format, mode, place, |harness, before| {
                 let (_, len) = filled(harness, 0);
                 let id = before.unwrap();
+                harness.ring.write(id.into(), len);
+                Some(DeviceFault::NotPosted { id })
+            });
+        }
+        // The one in front of that. A group of the driver's may end with an entry less.
+        if place > 1 && place != 256 - BEFORE {
+            group_with(format, mode, place, |harness, before| {
+                let (_, len) = filled(harness, 0);
+                let id = (before.unwrap() + 255) % 256;
                 harness.ring.write(id.into(), len);
                 Some(DeviceFault::NotPosted { id })
             });

@@ -392,7 +392,12 @@ fn host(
                     let kind = kind[usize::from(choice >> 6)];
                     packet.meta.gso = Some(Gso { kind, size: input.u16(), headers: input.u16(), ecn: choice & 4 != 0 });
                 }
-                if let Err(packet) = tx.send(packet) {
+                if choice & 8 != 0 {
+                    let mut group = [Some(packet), held.pop(), held.pop()];
+                    let sent = tx.send_group(&mut group);
+                    assert!(group[..sent].iter().all(Option::is_none), "what was sent has left the group");
+                    held.extend(group.into_iter().flatten());
+                } else if let Err(packet) = tx.send(packet) {
                     held.push(packet);
                 }
                 tx.flush();

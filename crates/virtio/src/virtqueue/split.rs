@@ -53,6 +53,13 @@ impl DescWords {
     pub(crate) fn set_addr(&self, addr: u64) {
         self.0[0].store(addr.to_le(), Ordering::Relaxed);
     }
+
+    /// Writes a buffer of `len` bytes that the device reads, and that is not continued.
+    #[inline(always)]
+    pub(crate) fn set_readable(&self, addr: u64, len: u32) {
+        self.set_addr(addr);
+        self.0[1].store(u64::from(len).to_le(), Ordering::Relaxed);
+    }
 }
 
 /// Where the three parts of a ring of `size` entries lie in one block of memory, in bytes.
@@ -241,7 +248,7 @@ impl SplitRing {
         rest.store(word.to_le(), Ordering::Relaxed);
     }
 
-    /// All descriptors, for their addresses.
+    /// All descriptors, to be written in a loop.
     #[inline(always)]
     pub(crate) fn descs(&self) -> &[DescWords] {
         // SAFETY: *mapped*; a descriptor is two words.

@@ -75,6 +75,14 @@ pub(crate) trait DriverFormat: Sized {
     /// checked that there is room.
     fn post(&mut self, slot: u16, segments: impl Iterator<Item = Segment>, free: &mut Free);
 
+    /// The most buffers that [`post_run`](Self::post_run) can make available now.
+    fn run(&self) -> u16;
+
+    /// Makes buffers of one segment each, which the device reads, available at the next
+    /// [`publish`](Self::publish): those of the slots from `first` on, with these addresses and
+    /// lengths. There are no more than [`run`](Self::run).
+    fn post_run(&mut self, first: u16, segments: impl ExactSizeIterator<Item = (u64, u32)>);
+
     /// Lets the device see what was made available.
     fn publish(&mut self);
 
@@ -94,6 +102,12 @@ pub(crate) trait DriverFormat: Sized {
     /// ring. If more are used than were posted, there are none here.
     fn used_run(&self, first: u16, posted: u16, most: u16) -> impl Iterator<Item = (u32, u32)>;
 
+    /// The place of the next used entry in the ring.
+    fn used_place(&self) -> u16;
+
+    /// Whether each buffer that the device has is one entry of the ring.
+    fn is_single(&self) -> bool;
+
     /// The next `n` used entries were read by [`used_run`](Self::used_run).
     fn consume(&mut self, n: u16);
 
@@ -108,6 +122,10 @@ pub(crate) trait DriverFormat: Sized {
 
     /// Frees the descriptors of the buffer in `slot`, which the device has used.
     fn release(&mut self, slot: u16, free: &mut Free);
+
+    /// The same for `n` buffers of one entry each, in the slots from `first` on. The caller frees
+    /// the slots.
+    fn release_run(&mut self, first: u16, n: u16);
 
     /// Asks for an interrupt at the next used entry that was not read, and looks whether it is
     /// there already.

@@ -253,6 +253,31 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn run(&self) -> u16 {
+        // Up to the end of the available ring.
+        self.size() - (self.next_avail & (self.size() - 1))
+    }
+
+    #[inline(always)]
+    fn post_run(&mut self, first: u16, segments: impl ExactSizeIterator<Item = (u64, u32)>) {
+        let n = segments.len();
+        let descs = &self.ring.descs()[usize::from(first)..][..n];
+        for (desc, (addr, len)) in descs.iter().zip(segments) {
+            desc.set_readable(addr, len);
+        }
+        let at = usize::from(self.next_avail) & (self.heads.len() - 1);
+        for (head, i) in self.heads[at..at + n].iter_mut().zip(0..) {
+            let slot = first + i;
+            if *head != slot {
+                *head = slot;
+                self.ring.set_avail_entry(self.next_avail.wrapping_add(i), slot);
+            }
+        }
+        self.next_avail = self.next_avail.wrapping_add(n as u16);
+        self.fresh += n as u32;
+    }
+
+    #[inline(always)]
     fn publish(&mut self) {
         self.ring.set_avail_idx(self.next_avail);
     }
@@ -292,6 +317,16 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn used_place(&self) -> u16 {
+        self.next_used & (self.size() - 1)
+    }
+
+    #[inline(always)]
+    fn is_single(&self) -> bool {
+        self.chained == 0
+    }
+
+    #[inline(always)]
     fn consume(&mut self, n: u16) {
         self.next_used = self.next_used.wrapping_add(n);
     }
@@ -324,6 +359,9 @@ impl DriverFormat for Split {
             }
         }
     }
+
+    #[inline(always)]
+    fn release_run(&mut self, _: u16, _: u16) {}
 
     fn arm(&mut self) -> Armed {
         if self.event_idx {

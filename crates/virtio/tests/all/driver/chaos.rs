@@ -152,24 +152,11 @@ fn send_one(harness: &mut Harness, held: &mut Vec<Packet<PeerShared>>, rng: &mut
     }
 }
 
-/// Sends packets that were kept as a group.
-fn send_some(harness: &mut Harness, held: &mut Vec<Packet<PeerShared>>, rng: &mut Rng) {
-    let from = held.len().saturating_sub(rng.below(40) as usize);
-    let mut group: Vec<_> = held.drain(from..).map(Some).collect();
-    let sent = harness.pair.tx.send_group(&mut group);
-    assert!(group[..sent].iter().all(Option::is_none) && group[sent..].iter().all(Option::is_some));
-    held.extend(group.into_iter().flatten());
-    harness.pair.tx.flush();
-}
-
 /// Returns what stopped the receive queue, and how many frames came.
 fn chaos(seed: u64) -> (Option<&'static str>, u64) {
     let mut rng = Rng(seed);
     let (mode, options) = options(&mut rng);
-    let format = FORMATS[rng.below(4) as usize];
-    // Without syncs, frames are received and sent in groups.
-    let mut harness =
-        if rng.below(2) == 0 { Harness::coherent(format, options) } else { Harness::in_format(format, options) };
+    let mut harness = Harness::in_format(FORMATS[rng.below(4) as usize], options);
     let mut held: Vec<Packet<PeerShared>> = Vec::new();
     // Some devices are honest for long.
     let honesty = 20 << rng.below(8);
@@ -186,7 +173,6 @@ fn chaos(seed: u64) -> (Option<&'static str>, u64) {
                 }
             }
             4 => receive_some(&mut harness, &mut held, &mut rng),
-            5 if rng.below(2) == 0 => send_some(&mut harness, &mut held, &mut rng),
             5 => send_one(&mut harness, &mut held, &mut rng),
             6 => {
                 harness.pair.tx.complete();

@@ -392,9 +392,8 @@ fn host(
                     let kind = kind[usize::from(choice >> 6)];
                     packet.meta.gso = Some(Gso { kind, size: input.u16(), headers: input.u16(), ecn: choice & 4 != 0 });
                 }
-                if let Err(packet) = tx.send(packet) {
-                    held.push(packet);
-                }
+                let more = if choice & 8 != 0 { [held.pop(), held.pop()] } else { [None, None] };
+                send(&mut tx, packet, more, &mut held);
                 tx.flush();
             }
             12 => _ = tx.complete(),
@@ -422,6 +421,24 @@ fn host(
     }
     drop(pool);
     drop(held);
+}
+
+/// Sends a packet, alone or as a group with others. Those that are refused are held.
+fn send(
+    tx: &mut netmem_virtio::driver::VirtioTx,
+    packet: Packet<PeerShared>,
+    more: [Option<Packet<PeerShared>>; 2],
+    held: &mut Vec<Packet<PeerShared>>,
+) {
+    if more.iter().all(Option::is_none) {
+        held.extend(tx.send(packet).err());
+        return;
+    }
+    let [second, third] = more;
+    let mut group = [Some(packet), second, third];
+    let sent = tx.send_group(&mut group);
+    assert!(group[..sent].iter().all(Option::is_none), "what was sent has left the group");
+    held.extend(group.into_iter().flatten());
 }
 
 /// The end comes in one of several ways: both rings are confirmed to have stopped, one of them, or

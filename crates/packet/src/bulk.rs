@@ -2,12 +2,12 @@
 //!
 //! A handler sees one frame at a time, and the memory of the target queue is cold by then. Sent one
 //! by one, each redirected frame would load it again, and notify the device. So packets are
-//! gathered, and the queue is touched once for up to 64 of them. A gathered packet also needs a
-//! policy for a full queue: [`TxBulk::new`] drops, [`TxBulk::holding`] keeps.
+//! gathered, and the queue is touched once for up to 64 of them, which it
+//! [sends as a group](TxQueue::send_group). A gathered packet also needs a policy for a full queue:
+//! [`TxBulk::new`] drops, [`TxBulk::holding`] keeps.
 
 use crate::device::{Sendable, TxQueue};
 use crate::packet::Packet;
-use std::collections::VecDeque;
 use std::fmt;
 
 /// The counters of a [`TxBulk`]. Each pushed packet was sent, was dropped, or is
@@ -26,7 +26,7 @@ pub struct BulkStats {
 /// where packets wait while the queue is full.
 ///
 /// ```text
-///   Handler::redirect ── push ──► [ packets ] ── flush ──► complete · send each · flush ──► queue
+///   Handler::redirect ── push ──► [ packets ] ── flush ──► complete · send · flush ───────► queue
 ///                                      ▲                      │         │
 ///                                      │   full: holding()    │         │
 ///                                      └── stays, in order ───┼─────────┤
@@ -87,9 +87,12 @@ pub struct BulkStats {
 #[must_use = "packets that a bulk holds are dropped with it"]
 pub struct TxBulk<T: TxQueue> {
     target: T,
-    held: VecDeque<Packet<T::Mem>>,
-    /// Packets that may be held.
-    limit: usize,
+    /// A ring of packets, with a place for each that may be held. The others are empty.
+    places: Box<[Option<Packet<T::Mem>>]>,
+    /// The place of the oldest.
+    first: usize,
+    /// Packets that are held, from there on.
+    held: usize,
     /// Whether packets stay that the target has no room for.
     holds: bool,
     /// Packets pushed since the last flush.
@@ -115,8 +118,8 @@ impl<T: TxQueue> TxBulk<T> {
     }
 
     fn with(target: T, limit: usize, holds: bool) -> Self {
-        let held = VecDeque::with_capacity(limit);
-        Self { target, held, limit, holds, pushed: 0, stats: BulkStats::default() }
+        let places = (0..limit).map(|_| None).collect();
+        Self { target, places, first: 0, held: 0, holds, pushed: 0, stats: BulkStats::default() }
     }
 
     /// Adds a packet. Flushes after the 64th since the last flush.
@@ -125,11 +128,14 @@ impl<T: TxQueue> TxBulk<T> {
     /// no room, the packet is dropped and counted.
     #[inline]
     pub fn push(&mut self, packet: Packet<T::Mem>) {
-        if self.held.len() == self.limit && !self.make_room() {
+        if self.held == self.places.len() && !self.make_room() {
             self.stats.dropped += 1;
             return;
         }
-        self.held.push_back(packet);
+        let place = self.first + self.held;
+        let place = if place < self.places.len() { place } else { place - self.places.len() };
+        self.places[place] = Some(packet);
+        self.held += 1;
         self.pushed += 1;
         if self.pushed == Self::CAPACITY {
             self.flush();
@@ -139,7 +145,7 @@ impl<T: TxQueue> TxBulk<T> {
     #[cold]
     fn make_room(&mut self) -> bool {
         self.flush();
-        self.held.len() < self.limit
+        self.held < self.places.len()
     }
 
     /// Completes packets of the target, also if there is nothing to send. Then sends the packets
@@ -151,23 +157,39 @@ impl<T: TxQueue> TxBulk<T> {
     pub fn flush(&mut self) {
         self.pushed = 0;
         self.target.complete();
-        if self.held.is_empty() {
+        if self.held == 0 {
             return;
         }
-        while let Some(packet) = self.held.pop_front() {
-            match self.target.send(packet) {
-                Ok(()) => self.stats.sent += 1,
-                Err(packet) if self.holds && self.target.sendable(&packet) == Sendable::Later => {
-                    self.held.push_front(packet);
-                    break;
-                }
-                Err(packet) => {
-                    self.stats.dropped += 1;
-                    drop(packet);
-                }
+        while self.held > 0 {
+            let end = self.places.len().min(self.first + self.held);
+            let group = &mut self.places[self.first..end];
+            let (most, sent) = (group.len(), self.target.send_group(group));
+            self.stats.sent += sent as u64;
+            self.advance(sent);
+            if sent == most {
+                continue;
             }
+            let refused = self.places[self.first].as_ref();
+            if self.holds && refused.is_some_and(|packet| self.target.sendable(packet) == Sendable::Later) {
+                break;
+            }
+            // No longer held before its drop, which can be user code.
+            let refused = self.places[self.first].take();
+            self.stats.dropped += 1;
+            self.advance(1);
+            drop(refused);
         }
         self.target.flush();
+    }
+
+    /// The first `n` places are empty now.
+    fn advance(&mut self, n: usize) {
+        self.held -= n;
+        self.first += n;
+        // If nothing is held, the next packets use the places that these had.
+        if self.held == 0 || self.first == self.places.len() {
+            self.first = 0;
+        }
     }
 
     /// The counters so far.
@@ -181,14 +203,14 @@ impl<T: TxQueue> TxBulk<T> {
     #[inline]
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held.len()
+        self.held
     }
 
     /// How many packets can be pushed before one of them is dropped because the bulk has no room.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
-        self.limit - self.held.len()
+        self.places.len() - self.held
     }
 
     /// The queue itself. Packets that are sent directly overtake those that the bulk holds.

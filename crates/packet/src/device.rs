@@ -145,6 +145,23 @@ pub trait TxQueue {
     /// device cannot reach the packet's pages.
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>>;
 
+    /// Queues packets from the front of `packets`, in order, until one is refused: sent together,
+    /// they are checked, described to the device and counted once for many. Returns how many
+    /// places, from the first on, are empty now. A place without a packet is skipped. If the number
+    /// is less than the length, the packet at that place was refused as [`send`](Self::send) refuses
+    /// one. It and the packets behind it are as they were.
+    fn send_group(&mut self, packets: &mut [Option<Packet<Self::Mem>>]) -> usize {
+        for (sent, place) in packets.iter_mut().enumerate() {
+            if let Some(packet) = place.take()
+                && let Err(packet) = self.send(packet)
+            {
+                *place = Some(packet);
+                return sent;
+            }
+        }
+        packets.len()
+    }
+
     /// Queues a packet as [`send`](Self::send) does, and returns another holder of its head. When
     /// this is the only value on the head's page, the device is done with the packet, if no others
     /// were there before. A queue that puts its own header in front of the packet makes the holder
@@ -221,6 +238,11 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     #[inline]
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>> {
         (**self).send(packet)
+    }
+
+    #[inline]
+    fn send_group(&mut self, packets: &mut [Option<Packet<Self::Mem>>]) -> usize {
+        (**self).send_group(packets)
     }
 
     #[inline]

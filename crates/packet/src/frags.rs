@@ -135,8 +135,8 @@ impl<M: Memory> FragLists<M> {
     pub fn drop_packet(&mut self, packet: &mut Option<Packet<M>>) {
         if packet.as_ref().is_some_and(Packet::has_list) {
             self.drop_with_list(packet);
-        } else {
-            *packet = None;
+        } else if let Some(packet) = packet.take() {
+            packet.release_head();
         }
     }
 

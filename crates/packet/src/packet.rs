@@ -115,6 +115,14 @@ impl<M: Memory> Packet<M> {
         Ok(())
     }
 
+    /// Drops a packet that has no list of fragments. It is always inlined: a loop over packets is
+    /// then a loop over pages.
+    #[inline(always)]
+    pub(crate) fn release_head(self) {
+        debug_assert!(!self.has_list());
+        self.head.release();
+    }
+
     /// Whether a list of fragments was allocated. It can be empty.
     #[inline(always)]
     pub(crate) fn has_list(&self) -> bool {

@@ -181,6 +181,12 @@ impl<M: Memory> Frag<M> {
         Ok(())
     }
 
+    /// Drops the fragment. The same as `drop`, but always inlined.
+    #[inline(always)]
+    pub fn release(self) {
+        self.0.release();
+    }
+
     /// Gives up the value, but keeps its count of the page. For a holder that keeps counts by
     /// number. Returns the page's number, with which [`Region::put`](crate::Region::put) puts the
     /// count. Until then the page is in flight.

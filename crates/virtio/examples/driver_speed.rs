@@ -9,7 +9,7 @@
 
 use anyhow::Context;
 use etherparse::PacketBuilder;
-use netmem_packet::{Handler, Packet, Poll, RxGroup, RxQueue, SplitFrame, TxQueue, Verdict, XdpFrame};
+use netmem_packet::{Handler, Packet, Poll, RxGroup, RxQueue, SplitFrame, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem_pool::{PAGE_SIZE, PeerShared, Region, RegionProvider};
 use netmem_virtio::VhostUser;
 use netmem_virtio::device::port::{ALL_OFFLOADS, Gen, Port};
@@ -89,6 +89,38 @@ fn send(_: &mut NetDevice<Gen>, pair: &mut QueuePair) -> (usize, f64) {
             timed(|| {
                 tx.complete();
                 let sent = packets.into_iter().filter_map(|packet| tx.send(packet).ok()).count();
+                tx.flush();
+                sent
+            })
+        })
+    })
+}
+
+fn send_bulk(_: &mut NetDevice<Gen>, pair: &mut QueuePair) -> (usize, f64) {
+    let QueuePair { rx, tx, .. } = pair;
+    let mut bulk = TxBulk::new(tx);
+    rx.poll(|poll| {
+        poll.with_napi(|napi| {
+            let packets: Vec<_> =
+                (0..BATCH).filter_map(|_| Some(Packet::new(napi.alloc()?.freeze_range(64..124)))).collect();
+            timed(|| {
+                packets.into_iter().for_each(|packet| bulk.push(packet));
+                bulk.flush();
+                bulk.stats().sent as usize
+            })
+        })
+    })
+}
+
+fn send_groups(_: &mut NetDevice<Gen>, pair: &mut QueuePair) -> (usize, f64) {
+    let QueuePair { rx, tx, .. } = pair;
+    rx.poll(|poll| {
+        poll.with_napi(|napi| {
+            let mut packets: Vec<_> =
+                (0..BATCH).map(|_| Some(Packet::new(napi.alloc()?.freeze_range(64..124)))).collect();
+            timed(|| {
+                tx.complete();
+                let sent = tx.send_group(&mut packets);
                 tx.flush();
                 sent
             })
@@ -191,7 +223,7 @@ fn main() -> anyhow::Result<()> {
     let only = args.next().unwrap_or_default();
     let rounds = args.next().map_or(Ok(20_000), |n| n.parse()).context("the number of rounds")?;
     for (format, ring) in [("split", 0), ("packed", feature::RING_PACKED)] {
-        let rows: [(&str, RxMode, Turn); 9] = [
+        let rows: [(&str, RxMode, Turn); 11] = [
             ("small pass", RxMode::Small, receive::<true>),
             ("mergeable pass", RxMode::Mergeable, receive::<true>),
             ("small drop", RxMode::Small, receive::<false>),
@@ -201,6 +233,8 @@ fn main() -> anyhow::Result<()> {
             ("small groups left", RxMode::Small, receive_groups::<false>),
             ("mergeable groups left", RxMode::Mergeable, receive_groups::<false>),
             ("send", RxMode::Small, send),
+            ("send bulk", RxMode::Small, send_bulk),
+            ("send groups", RxMode::Small, send_groups),
         ];
         for (what, mode, turn) in rows {
             let what = format!("{format} {what}");

@@ -94,6 +94,11 @@ impl<T: TxQueue, C: BindingCount> TxQueue for StreamTx<T, C> {
     }
 
     #[inline]
+    fn send_group(&mut self, packets: &mut [Option<Packet<T::Mem>>]) -> usize {
+        self.queue.send_group(packets)
+    }
+
+    #[inline]
     fn send_held(&mut self, packet: Packet<T::Mem>) -> Result<Frag<T::Mem>, Packet<T::Mem>> {
         self.queue.send_held(packet)
     }

@@ -180,6 +180,31 @@ where
         self.soften(packet)
     }
 
+    /// Packets in a row that pass through are sent as a group.
+    fn send_group(&mut self, packets: &mut [Option<Packet<T::Mem>>]) -> usize {
+        let mut sent = 0;
+        while sent < packets.len() {
+            let rest = &mut packets[sent..];
+            let waits = !self.waiting.is_empty();
+            let supported = |packet: &Packet<T::Mem>| !waits && self.queue.supports(packet.meta);
+            let through = rest.iter().take_while(|place| place.as_ref().is_none_or(supported)).count();
+            if through > 0 {
+                let accepted = self.queue.send_group(&mut rest[..through]);
+                sent += accepted;
+                if accepted < through {
+                    break;
+                }
+            } else if let Some(packet) = rest[0].take() {
+                if let Err(packet) = self.soften(packet) {
+                    rest[0] = Some(packet);
+                    break;
+                }
+                sent += 1;
+            }
+        }
+        sent
+    }
+
     /// The queue's answer, and [`Sendable::Later`] while segments wait. For a packet that needs
     /// software, the answer follows from its last attempt: sending can fail, and this is the
     /// reason.

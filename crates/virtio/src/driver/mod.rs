@@ -52,6 +52,7 @@ mod state;
 mod stats;
 mod stop;
 mod tx;
+mod tx_groups;
 mod tx_mappings;
 mod virtio_net;
 mod wait;

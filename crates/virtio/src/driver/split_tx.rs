@@ -127,6 +127,10 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
         self.tx.send(packet)
     }
 
+    fn send_group(&mut self, packets: &mut [Option<Packet<M>>]) -> usize {
+        self.tx.send_group(packets)
+    }
+
     fn send_held(&mut self, packet: Packet<M>) -> Result<Frag<M>, Packet<M>> {
         self.tx.send_held(packet)
     }

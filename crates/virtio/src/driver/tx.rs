@@ -15,7 +15,7 @@ use super::stats::{DeviceFault, TxStats, state_name};
 use super::tx_mappings::{TxAddressing, TxMappings};
 use crate::net::{VnetHdr, feature};
 use crate::virtqueue::Negotiated;
-use crate::virtqueue::driver::{AnyDriverQueue, DriverFormat, DriverQueue, LOOK, RingEnd, Segment, Vacant, with_queue};
+use crate::virtqueue::driver::{AnyDriverQueue, DriverFormat, DriverQueue, RingEnd, Segment, Vacant, with_queue};
 use netmem_packet::{Checksum, FragLists, GsoKind, HeaderSlots, Meta, Packet, Reach, Sendable, SlotFrame, TxQueue};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
 use std::fmt;
@@ -41,20 +41,20 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
 }
 
 /// The parts of a transmit queue except its ring.
-struct TxPath<M: PeerMemory> {
+pub(super) struct TxPath<M: PeerMemory> {
     headers: HeaderArray,
     /// Which entries of `headers` have the headers of a frame.
-    slots: HeaderSlots,
+    pub(super) slots: HeaderSlots,
     /// Those of completed packets.
-    lists: FragLists<M>,
-    mappings: TxMappings<M>,
+    pub(super) lists: FragLists<M>,
+    pub(super) mappings: TxMappings<M>,
     negotiated: Negotiated,
     /// Whether anything was posted since the last flush.
-    dirty: bool,
-    stats: TxStats,
+    pub(super) dirty: bool,
+    pub(super) stats: TxStats,
 }
 
-type Queue<F, M> = DriverQueue<F, Option<Packet<M>>>;
+pub(super) type Queue<F, M> = DriverQueue<F, Option<Packet<M>>>;
 
 impl<M: PeerMemory> VirtioTx<M> {
     pub(super) fn new(
@@ -209,7 +209,7 @@ impl<M: PeerMemory> TxPath<M> {
 
     /// Queues a packet. `held` gets it when the device's header is in front of it.
     #[inline(always)]
-    fn send<F: DriverFormat, R>(
+    pub(super) fn send<F: DriverFormat, R>(
         &mut self,
         queue: &mut Queue<F, M>,
         packet: Packet<M>,
@@ -352,33 +352,6 @@ impl<M: PeerMemory> TxPath<M> {
         Ok(slot)
     }
 
-    /// See [`VirtioTx::reap`].
-    #[inline(always)]
-    fn reap<F: DriverFormat>(
-        &mut self,
-        queue: &mut Queue<F, M>,
-        mut done: impl FnMut(u16),
-    ) -> Result<usize, DeviceFault> {
-        let mut reaped = 0;
-        loop {
-            let pending = queue.pending()?;
-            for _ in 0..pending {
-                let Some((slot, packet)) = queue.take() else { return queue.outcome().map(|()| reaped) };
-                self.stats.completed += 1;
-                self.slots.complete(slot);
-                let _sent = Sent(packet, &mut self.lists);
-                if self.mappings.has_mapped() {
-                    self.mappings.release(slot);
-                }
-                done(slot);
-            }
-            reaped += usize::from(pending);
-            if pending < LOOK {
-                return queue.outcome().map(|()| reaped);
-            }
-        }
-    }
-
     /// The segment of a header that is not in its packet.
     #[inline(always)]
     fn apart(&self, slot: u16, in_place: bool, header: [u8; VnetHdr::LEN]) -> Option<Segment> {
@@ -430,7 +403,7 @@ fn fragments<M: PeerMemory>(packet: &Option<Packet<M>>) -> impl Iterator<Item = 
 
 /// The packet in a slot.
 #[inline(always)]
-fn filled<M: PeerMemory>(packet: &Option<Packet<M>>) -> &Packet<M> {
+pub(super) fn filled<M: PeerMemory>(packet: &Option<Packet<M>>) -> &Packet<M> {
     packet.as_ref().expect("the packet was put into its slot before it is posted")
 }
 
@@ -449,22 +422,15 @@ fn unsent<M: PeerMemory>(slot: &mut Option<Packet<M>>, in_place: bool, panic: Pa
     Err(packet)
 }
 
-/// A packet that the device has completed. It is dropped with this value, also by a panic of user
-/// code (a domain, a holder's release).
-struct Sent<'q, M: PeerMemory>(&'q mut Option<Packet<M>>, &'q mut FragLists<M>);
-
-impl<M: PeerMemory> Drop for Sent<'_, M> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.1.drop_packet(self.0);
-    }
-}
-
 impl<M: PeerMemory> TxQueue for VirtioTx<M> {
     type Mem = M;
 
     fn send(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         with_queue!(&mut self.ring.queue, queue => self.path.send(queue, packet, |_| ()))
+    }
+
+    fn send_group(&mut self, packets: &mut [Option<Packet<M>>]) -> usize {
+        with_queue!(&mut self.ring.queue, queue => self.path.send_group(queue, packets))
     }
 
     fn send_held(&mut self, packet: Packet<M>) -> Result<Frag<M>, Packet<M>> {

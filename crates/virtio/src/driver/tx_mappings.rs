@@ -143,6 +143,12 @@ impl<M: PeerMemory> TxMappings<M> {
         self.by_slot[usize::from(slot)].iter().map(|mapping| mapping.dma)
     }
 
+    /// Whether packets must be synced before they are sent.
+    #[inline(always)]
+    pub(super) fn needs_sync(&self) -> bool {
+        self.needs_sync
+    }
+
     /// Whether anything is mapped for this queue alone.
     #[inline(always)]
     pub(super) fn has_mapped(&self) -> bool {

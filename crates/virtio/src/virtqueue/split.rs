@@ -53,6 +53,13 @@ impl DescWords {
     pub(crate) fn set_addr(&self, addr: u64) {
         self.0[0].store(addr.to_le(), Ordering::Relaxed);
     }
+
+    /// Writes a buffer of `len` bytes that the device reads, and that is not continued.
+    #[inline(always)]
+    pub(crate) fn set_readable(&self, addr: u64, len: u32) {
+        self.set_addr(addr);
+        self.0[1].store(u64::from(len).to_le(), Ordering::Relaxed);
+    }
 }
 
 /// Elements of the used ring that follow each other, and are read by words of 64 bits. An element
@@ -77,6 +84,12 @@ impl UsedWord {
     #[inline(always)]
     pub(crate) fn read(&self) -> u64 {
         u64::from_le(self.0.load(Ordering::Relaxed))
+    }
+
+    /// The id alone.
+    #[inline(always)]
+    pub(crate) fn next_id(&self) -> u32 {
+        (self.read() >> 32) as u32
     }
 }
 
@@ -287,7 +300,7 @@ impl SplitRing {
         rest.store(word.to_le(), Ordering::Relaxed);
     }
 
-    /// All descriptors, for their addresses.
+    /// All descriptors, to be written in a loop.
     #[inline(always)]
     pub(crate) fn descs(&self) -> &[DescWords] {
         // SAFETY: *mapped*; a descriptor is two words.

@@ -106,6 +106,14 @@ pub(crate) trait DriverFormat: Sized {
     /// checked that there is room.
     fn post(&mut self, slot: u16, segments: impl Iterator<Item = Segment>, free: &mut Free);
 
+    /// The most buffers that [`post_run`](Self::post_run) can make available now.
+    fn run(&self) -> u16;
+
+    /// Makes buffers of one segment each, which the device reads, available at the next
+    /// [`publish`](Self::publish): those of the slots from `first` on, with these addresses and
+    /// lengths. There are no more than [`run`](Self::run).
+    fn post_run(&mut self, first: u16, segments: impl ExactSizeIterator<Item = (u64, u32)>);
+
     /// Lets the device see what was made available.
     fn publish(&mut self);
 
@@ -126,7 +134,20 @@ pub(crate) trait DriverFormat: Sized {
     /// are, if more are used than were posted.
     fn read_run<B>(&self, expected: Expected, buffers: &mut [B], seen: impl FnMut(&mut B, u32)) -> (u16, bool);
 
-    /// The next `n` used entries were read by [`read_run`](Self::read_run).
+    /// The ids of the used entries from the next one on, up to the end of the ring, where each buffer
+    /// is one entry of the ring, at most `most`: none of them is checked. The device has `posted`
+    /// buffers. An entry is read when the iterator gets there, once. If more are used than were
+    /// posted, there are none here.
+    fn used_ids(&self, posted: u16, most: u16) -> impl Iterator<Item = u32>;
+
+    /// The place of the next used entry in the ring.
+    fn used_place(&self) -> u16;
+
+    /// Whether each buffer that the device has is one entry of the ring.
+    fn is_single(&self) -> bool;
+
+    /// The next `n` used entries were read by [`read_run`](Self::read_run) or
+    /// [`used_ids`](Self::used_ids).
     fn consume(&mut self, n: u16);
 
     /// Descriptors of the buffer in `slot`, which the device has used.
@@ -140,6 +161,10 @@ pub(crate) trait DriverFormat: Sized {
 
     /// Frees the descriptors of the buffer in `slot`, which the device has used.
     fn release(&mut self, slot: u16, free: &mut Free);
+
+    /// The same for `n` buffers of one entry each, in the slots from `first` on. The caller frees
+    /// the slots.
+    fn release_run(&mut self, first: u16, n: u16);
 
     /// Asks for an interrupt at the next used entry that was not read, and looks whether it is
     /// there already.

@@ -14,7 +14,7 @@
 //! * A [free](DriverQueue) one, for sending and for commands: each buffer has its own segments.
 //!   [`post`](DriverQueue::post) puts one into the slot that is [`vacant`](DriverQueue::vacant).
 //!   Several segments become a chain of descriptors, or a table in [`Tables`] where that was
-//!   negotiated.
+//!   negotiated. Buffers of one segment are posted and taken back in [runs](runs).
 //!
 //! Nothing that the driver wrote is read back from the ring: heads, addresses and positions have
 //! private copies. The device's words are read once, for a group of buffers at a time, and checked
@@ -31,6 +31,7 @@ mod found;
 mod free;
 mod packed;
 mod queue;
+mod runs;
 mod shape;
 mod shaped;
 mod split;
@@ -44,6 +45,7 @@ pub(crate) use self::found::LOOK;
 #[cfg(all(test, loom))]
 pub(crate) use self::packed::Packed;
 pub(crate) use self::queue::{DriverQueue, Vacant};
+pub(crate) use self::runs::TakenRun;
 pub(crate) use self::shaped::{BATCH, Fill, FillRun, LOOK as SHAPED_LOOK, Lent, Segments, ShapedQueue, Take, Taken};
 #[cfg(all(test, loom))]
 pub(crate) use self::split::Split;

@@ -42,6 +42,8 @@ pub(crate) struct Packed {
     names: Names,
     /// Descriptors of each buffer that the device has, in a free queue.
     counts: Box<[u16]>,
+    /// Buffers that have several.
+    chained: u16,
     /// Descriptors that are not in use, in a free queue.
     room: u16,
 }
@@ -155,6 +157,7 @@ impl DriverFormat for Packed {
             tables,
             names: Names { per_slot: setup.per_slot, slots: size / setup.per_slot.max(1) },
             counts: vec![0; free].into(),
+            chained: 0,
             room: size,
         };
         this.disarm();
@@ -252,7 +255,31 @@ impl DriverFormat for Packed {
         self.avail = at.step(1, self.size);
         self.fresh += u32::from(count);
         self.room -= count;
+        self.chained += u16::from(count > 1);
         self.counts[usize::from(slot)] = count;
+    }
+
+    #[inline(always)]
+    fn run(&self) -> u16 {
+        self.room.min(self.size - self.avail.offset())
+    }
+
+    #[inline(always)]
+    fn post_run(&mut self, first: u16, segments: impl ExactSizeIterator<Item = (u64, u32)>) {
+        let (n, slot) = (segments.len() as u16, usize::from(first));
+        let (mut at, mut held) = (self.ring.available_from(self.avail), self.held);
+        for (id, (addr, len)) in (first..).zip(segments) {
+            let d = PackedDesc { addr, len, id, flags: at.flags() };
+            match held {
+                None => held = Some((at.position().offset(), d)),
+                Some(_) => at.set_desc(d),
+            }
+            at.advance(1);
+        }
+        (self.avail, self.held) = (at.position(), held);
+        self.counts[slot..slot + usize::from(n)].fill(1);
+        self.fresh += u32::from(n);
+        self.room -= n;
     }
 
     #[inline(always)]
@@ -310,6 +337,24 @@ impl DriverFormat for Packed {
     }
 
     #[inline(always)]
+    fn used_ids(&self, posted: u16, most: u16) -> impl Iterator<Item = u32> {
+        let turn = u64::from(self.used.used()) << 48;
+        let descs = self.ring.used_words(self.used, posted.min(most).into()).iter();
+        let used = descs.map(UsedDesc::read).take_while(move |word| word & UsedDesc::TURN == turn);
+        used.map(|word| u32::from((word >> 32) as u16))
+    }
+
+    #[inline(always)]
+    fn used_place(&self) -> u16 {
+        self.used.offset()
+    }
+
+    #[inline(always)]
+    fn is_single(&self) -> bool {
+        self.chained == 0
+    }
+
+    #[inline(always)]
     fn consume(&mut self, n: u16) {
         self.used = self.used.step(n, self.size);
     }
@@ -332,7 +377,15 @@ impl DriverFormat for Packed {
     #[inline(always)]
     fn release(&mut self, slot: u16, free: &mut Free) {
         free.push(slot);
-        self.room += std::mem::take(&mut self.counts[usize::from(slot)]);
+        let count = std::mem::take(&mut self.counts[usize::from(slot)]);
+        self.room += count;
+        self.chained -= u16::from(count > 1);
+    }
+
+    #[inline(always)]
+    fn release_run(&mut self, first: u16, n: u16) {
+        self.counts[usize::from(first)..][..usize::from(n)].fill(0);
+        self.room += n;
     }
 
     fn arm(&mut self) -> Armed {

@@ -13,32 +13,29 @@ use super::tables::{Segment, Tables};
 
 /// For buffers that are used in order: the slots that the device has, in the order in which they
 /// were made available.
-struct Order {
-    slots: VecDeque<u16>,
+pub(super) struct Order {
+    pub(super) slots: VecDeque<u16>,
     /// The last buffer of a batch of which only a part was found yet.
     batch: Option<u16>,
 }
 
-struct Slot<B> {
-    buffer: B,
-    /// Whether the device has it.
-    posted: bool,
-}
-
 /// A queue whose buffers each have their own segments: see the [module](super).
 pub(crate) struct DriverQueue<F, B> {
-    format: F,
+    pub(super) format: F,
     setup: Setup,
-    slots: Box<[Slot<B>]>,
-    free: Free,
+    /// The buffer of each slot.
+    pub(super) buffers: Box<[B]>,
+    /// Whether the device has it.
+    pub(super) is_posted: Box<[bool]>,
+    pub(super) free: Free,
     /// Buffers that the device has.
-    posted: u16,
+    pub(super) posted: u16,
     /// Those of them that it has used, as far as the ring was read.
-    found: Found,
+    pub(super) found: Found,
     /// The fault that was found after them.
-    fault: Option<DeviceFault>,
+    pub(super) fault: Option<DeviceFault>,
     /// Set only if buffers are used in order.
-    order: Option<Order>,
+    pub(super) order: Option<Order>,
 }
 
 /// A slot that is taken next by [`post`](DriverQueue::post), if nothing else is posted before.
@@ -58,14 +55,19 @@ impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
     pub(crate) fn new(ring: F::Ring, negotiated: Negotiated, tables: Option<Tables>) -> Self {
         let setup = Setup { negotiated, per_slot: 0 };
         let count = F::entries(&ring);
-        // With in-order use, a driver of a split ring must use descriptors in the order of the
-        // table.
-        let free = Free::new(count, negotiated.in_order());
         let format = F::new(ring, setup, Shape::NONE, tables);
-        let slots = (0..count).map(|_| Slot { buffer: B::default(), posted: false }).collect();
         let order = || Order { slots: VecDeque::with_capacity(count.into()), batch: None };
-        let order = negotiated.in_order().then(order);
-        Self { format, setup, slots, free, posted: 0, found: Found::new(), fault: None, order }
+        Self {
+            format,
+            setup,
+            buffers: (0..count).map(|_| B::default()).collect(),
+            is_posted: vec![false; usize::from(count)].into(),
+            free: Free::new(count),
+            posted: 0,
+            found: Found::new(),
+            fault: None,
+            order: negotiated.in_order().then(order),
+        }
     }
 }
 
@@ -74,13 +76,13 @@ impl<F: DriverFormat, B> RingEnd for DriverQueue<F, B> {
 
     fn replace(&mut self, ring: F::Ring, tables: Option<Tables>) {
         self.format = F::new(ring, self.setup, Shape::NONE, tables);
-        self.slots.iter_mut().for_each(|slot| slot.posted = false);
+        self.is_posted.fill(false);
         (self.posted, self.found, self.fault) = (0, Found::new(), None);
         if let Some(order) = &mut self.order {
             order.slots.clear();
             order.batch = None;
         }
-        self.free.reset(self.slots.len() as u16);
+        self.free.reset(self.buffers.len() as u16);
     }
 
     #[inline]
@@ -115,12 +117,12 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// The buffer in `slot`.
     #[inline(always)]
     pub(crate) fn buffer(&mut self, slot: u16) -> &mut B {
-        &mut self.slots[usize::from(slot)].buffer
+        &mut self.buffers[usize::from(slot)]
     }
 
     /// The buffers in all slots.
     pub(crate) fn buffers(&mut self) -> impl Iterator<Item = &mut B> {
-        self.slots.iter_mut().map(|slot| &mut slot.buffer)
+        self.buffers.iter_mut()
     }
 
     /// Whether a buffer of so many segments can be posted now.
@@ -149,10 +151,10 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         Vacant(slot): Vacant,
         segments: impl FnOnce(&'q B) -> I,
     ) {
-        let at = &mut self.slots[usize::from(slot)];
-        at.posted = true;
+        let at = usize::from(slot);
+        self.is_posted[at] = true;
         self.posted += 1;
-        self.format.post(slot, segments(&at.buffer), &mut self.free);
+        self.format.post(slot, segments(&self.buffers[at]), &mut self.free);
         if let Some(order) = &mut self.order {
             order.slots.push_back(slot);
         }
@@ -256,7 +258,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// The `i`th pending buffer.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn peek(&self, i: u16) -> &B {
-        &self.slots[usize::from(self.found.get(i))].buffer
+        &self.buffers[usize::from(self.found.get(i))]
     }
 
     /// Takes the next [pending](Self::pending) buffer back: its slot and the buffer. The slot was
@@ -264,15 +266,15 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<(u16, &mut B)> {
         let number = self.found.pop();
-        let slot = &mut self.slots[usize::from(number)];
-        if !slot.posted {
+        let at = usize::from(number);
+        if !self.is_posted[at] {
             self.fault = DeviceFault::posted::<()>(self.format.id(number), None).err();
             return None;
         }
-        slot.posted = false;
+        self.is_posted[at] = false;
         self.posted -= 1;
         self.format.release(number, &mut self.free);
-        Some((number, &mut slot.buffer))
+        Some((number, &mut self.buffers[at]))
     }
 
     /// The fault of the device, if one was found.

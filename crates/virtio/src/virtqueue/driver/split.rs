@@ -10,7 +10,7 @@
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
 use super::super::fours::for_each_by_fours;
-use super::super::split::Local;
+use super::super::split::{Local, UsedWord};
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
@@ -18,6 +18,7 @@ use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
+use std::iter;
 
 pub(crate) struct Split {
     ring: SplitRing,
@@ -253,6 +254,31 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn run(&self) -> u16 {
+        // Up to the end of the available ring.
+        self.size() - (self.next_avail & (self.size() - 1))
+    }
+
+    #[inline(always)]
+    fn post_run(&mut self, first: u16, segments: impl ExactSizeIterator<Item = (u64, u32)>) {
+        let n = segments.len();
+        let descs = &self.ring.descs()[usize::from(first)..][..n];
+        for (desc, (addr, len)) in descs.iter().zip(segments) {
+            desc.set_readable(addr, len);
+        }
+        let at = usize::from(self.next_avail) & (self.heads.len() - 1);
+        for (head, i) in self.heads[at..at + n].iter_mut().zip(0..) {
+            let slot = first + i;
+            if *head != slot {
+                *head = slot;
+                self.ring.set_avail_entry(self.next_avail.wrapping_add(i), slot);
+            }
+        }
+        self.next_avail = self.next_avail.wrapping_add(n as u16);
+        self.fresh += n as u32;
+    }
+
+    #[inline(always)]
     fn publish(&mut self) {
         self.ring.set_avail_idx(self.next_avail);
     }
@@ -314,6 +340,24 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn used_ids(&self, posted: u16, most: u16) -> impl Iterator<Item = u32> {
+        let ready = self.ring.used_idx().wrapping_sub(self.next_used);
+        let n = if ready <= posted { ready.min(most).min(self.size() - self.used_place()) } else { 0 };
+        let used = self.ring.used_run(self.next_used, n.into());
+        used.into_iter().flat_map(|used| iter::once(used.first_id()).chain(used.words().iter().map(UsedWord::next_id)))
+    }
+
+    #[inline(always)]
+    fn used_place(&self) -> u16 {
+        self.next_used & (self.size() - 1)
+    }
+
+    #[inline(always)]
+    fn is_single(&self) -> bool {
+        self.chained == 0
+    }
+
+    #[inline(always)]
     fn consume(&mut self, n: u16) {
         self.next_used = self.next_used.wrapping_add(n);
     }
@@ -346,6 +390,9 @@ impl DriverFormat for Split {
             }
         }
     }
+
+    #[inline(always)]
+    fn release_run(&mut self, _: u16, _: u16) {}
 
     fn arm(&mut self) -> Armed {
         if self.event_idx {

@@ -23,6 +23,7 @@ mod steering;
 mod traffic;
 mod trusted;
 mod tx;
+mod tx_groups;
 mod tx_pool;
 mod tx_slots;
 mod wait;

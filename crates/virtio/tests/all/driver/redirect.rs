@@ -176,21 +176,23 @@ fn a_full_target() {
     for domains in DOMAINS {
         let (mut a, mut b) = two(domains, 1518, [256, 8]);
         let posted = a.pair.rx.pool_stats().inflight();
+        // Without syncs they leave as a group, for which no entry is kept for a header apart.
+        let fits = if domains == Domains::Plain { 8 } else { 7 };
         for round in 1..=3 {
             // More than a bulk.
             (0..100).for_each(|i| a.deliver(&marked(i, 200, true)));
             let (before, maps_before) = (a.pair.rx.pool_stats(), maps(&mut a, &mut b, domains));
-            assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx), bulk_stats(7, 93));
+            assert_eq!(forward(&mut a.pair.rx, &mut b.pair.tx), bulk_stats(fits, 100 - fits));
             let after = a.pair.rx.pool_stats();
-            assert_eq!(after.recycle_cached - before.recycle_cached, 93);
-            assert_eq!(after.inflight(), posted + 7);
-            assert_eq!(b.pair.tx.stats().full, 93 * round);
+            assert_eq!(after.recycle_cached - before.recycle_cached, 100 - fits);
+            assert_eq!(after.inflight(), posted + fits);
+            assert_eq!(b.pair.tx.stats().full, (100 - fits) * round);
             let mapped = if domains == Domains::Two { 7 } else { 0 };
             assert_eq!(maps(&mut a, &mut b, domains) - maps_before, mapped, "what is refused is not mapped");
             while let Some(head) = b.tx.take() {
                 b.tx.add_used(u32::from(head), 0);
             }
-            assert_eq!(a.pair.rx.poll(|_| b.pair.tx.complete()), 7);
+            assert_eq!(a.pair.rx.poll(|_| b.pair.tx.complete() as u64), fits);
             assert_eq!(a.pair.rx.pool_stats().inflight(), posted);
         }
         close(a, b, domains, false);

@@ -160,12 +160,18 @@ fn udp_head(payload: &[u8]) -> (Vec<u8>, Meta) {
 
 /// Proves MEM-8: headers from host memory and payload from device memory make one frame. The holder
 /// of the payload is dropped by the thread that completes the frame, when the device is done with
-/// it and not before.
+/// it and not before. With tables of descriptors, frames complete in runs.
 #[test]
 fn frames_leave_from_device_memory() {
+    for ring in [0, feature::INDIRECT_DESC, feature::INDIRECT_DESC | feature::RING_PACKED] {
+        leave_from_device_memory(ring);
+    }
+}
+
+fn leave_from_device_memory(ring: u64) {
     let memory = DeviceMemory::new(512);
     let supply = RegionProvider::new(RegionOptions::new(1024).build::<PeerShared>().unwrap());
-    let options = memory.options().memory(supply.region().clone(), supply.clone());
+    let options = memory.options().memory(supply.region().clone(), supply.clone()).ring_features(ring);
     let mut b = BoundDevice::new(Echo::new(), options, &memory.split());
     let mut tx = b.tx.into_split::<Arc<u64>>();
     // Compute the device's address of its memory from a page of it.

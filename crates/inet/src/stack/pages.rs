@@ -135,8 +135,8 @@ impl SendPages {
     /// Decides when those that still wait try again. They need no timer if all pages are counted
     /// and are to be acknowledged.
     pub(crate) fn set_retry(&mut self, now: Time) {
-        let is_silent = self.free() > 0 || self.counts.packed.used() > 0;
-        self.retry = (is_silent && !self.waiting.is_empty()).then(|| now + RETRY);
+        let is_silent = || self.free() > 0 || self.counts.packed.used() > 0;
+        self.retry = (!self.waiting.is_empty() && is_silent()).then(|| now + RETRY);
     }
 
     /// When connections that found no page try again.

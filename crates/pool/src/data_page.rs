@@ -211,6 +211,7 @@ mod tests {
     use crate::{PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    #[allow(clippy::unwrap_used)]
     fn pool() -> PagePool<Private> {
         let region = RegionOptions::new(4).huge_pages(false).build::<Private>().unwrap();
         PoolOptions::new("data").build(RegionProvider::new(region), None).unwrap()

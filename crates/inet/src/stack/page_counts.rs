@@ -33,6 +33,13 @@ impl PageCounts {
         self.limit.saturating_sub(used).saturating_sub(self.packed.used())
     }
 
+    /// Whether a page can become free without a poll of the stack, or is free. Received payload is
+    /// dropped by its user, and a call of another thread that finds too few pages releases those
+    /// that it has counted.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.free() > 0 || self.packed.used() > 0 || self.remote.load(Ordering::Relaxed) > 0
+    }
+
     /// Whether a holder of `held` pages may hold one more. Several threads can get the last page at
     /// the same time: the limit is then exceeded by one page for each of them.
     pub(crate) fn admits(&self, held: u32) -> bool {

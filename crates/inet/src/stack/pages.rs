@@ -19,7 +19,8 @@
 //!
 //! **Waiting.** A user that found no page is woken by a poll of the stack. Acknowledgements and
 //! completions, which release pages, are work of polls. But payload that was received can be
-//! dropped, and pages of the pool can be returned, without a poll. So a call that finds no page
+//! dropped, pages of the pool can be returned, and another thread can release pages that it has
+//! counted for a datagram that needs more, without a poll. So a call that finds no page
 //! requests one ([`SendPages::asked`]), and the stack polls every [`RETRY`] while a user waits for
 //! such a page.
 
@@ -133,10 +134,9 @@ impl SendPages {
     }
 
     /// Decides when those that still wait try again. They need no timer if all pages are counted
-    /// and are to be acknowledged.
+    /// by the stack's thread: their release is work of polls.
     pub(crate) fn set_retry(&mut self, now: Time) {
-        let is_silent = || self.free() > 0 || self.counts.packed.used() > 0;
-        self.retry = (!self.waiting.is_empty() && is_silent()).then(|| now + RETRY);
+        self.retry = (!self.waiting.is_empty() && self.counts.is_silent()).then(|| now + RETRY);
     }
 
     /// When connections that found no page try again.
@@ -245,6 +245,7 @@ impl<M: Mapped> WrittenPages<M> {
 mod tests {
     use super::*;
     use crate::stack::table::Table;
+    use netmem_pool::{PoolOptions, Private, RegionOptions, RegionProvider};
 
     /// Connections whose peers never read, one after the other: each writes as much as it may. The
     /// next one is answered.
@@ -264,7 +265,7 @@ mod tests {
 
     #[test]
     fn pages_count_until_their_last_byte_is_acknowledged() {
-        let (mut pages, mut written) = (SendPages::new(8), WrittenPages::<netmem_pool::Private>::new());
+        let (mut pages, mut written) = (SendPages::new(8), WrittenPages::<Private>::new());
         let (start, free) = (Seq(u32::MAX - 10), pages.free());
         written.restore(2, start + 100);
         written.restore(1, start + 200);
@@ -276,6 +277,24 @@ mod tests {
         assert_eq!(acknowledged(99), (false, 3, 3));
         assert_eq!(acknowledged(100), (true, 1, 1));
         assert_eq!(acknowledged(250), (true, 0, 0));
+    }
+
+    /// A thread counts pages for a datagram, finds one missing, and releases them without a signal.
+    #[test]
+    fn those_that_wait_try_again_while_another_thread_has_counted_pages() {
+        let region = RegionOptions::new(8).huge_pages(false).build::<Private>().unwrap();
+        let pool = Arc::new(PoolOptions::new("tx").build_shared(RegionProvider::new(region), None).unwrap());
+        let mut pages = SendPages::new(8);
+        _ = pages.wait(Table::new().insert(()));
+        pages.count(5);
+        let remote = RemotePages::new(pages.counts.clone(), pool);
+        let page = remote.page();
+        pages.set_retry(Time::ZERO);
+        assert_eq!((page.is_some(), pages.free(), pages.poll_timeout()), (true, 0, Some(Time::ZERO + RETRY)));
+        remote.release(1);
+        pages.count(1);
+        pages.set_retry(Time::ZERO);
+        assert_eq!((pages.free(), pages.poll_timeout()), (0, None), "the stack's thread releases them");
     }
 
     #[test]

@@ -25,6 +25,10 @@ NETMEM = os.environ.get("NETMEM", str(TARGET / "release/netmem"))
 PAYLOAD = 1448
 # Bytes that callgrind's run moves: one for each nanosecond of its duration.
 COUNTED = 16_000_000
+# The section of the rows of segments, as `turns.rs` names it. There is one of requests, too.
+SECTION = "both ends and the device in turns on one thread"
+# Seconds of a program.
+TIMEOUT = 7200
 # (work, peer, goal, why there is no figure)
 UNMEASURED = [
     ("HTTP, a connection opened, served and closed: CPU time, both ends on our device", "kernel over veth", "<= 1/3", "no suite has the row"),
@@ -39,12 +43,21 @@ class Failed(Exception):
 def output(*command, **variables):
     environment = os.environ | variables | {"NETMEM": NETMEM}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
     except OSError as error:
         raise Failed(f"{command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{command[0]} has not ended after {TIMEOUT} s") from error
     if done.returncode != 0:
         raise Failed(f"{command[0]} ended with {done.returncode}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]}")
     return done.stdout
+
+
+def found(pattern, text, program):
+    """The match of a pattern in what a program has printed."""
+    if match := re.search(pattern, text, re.M):
+        return match
+    raise Failed(f"{program} has not printed {pattern}")
 
 
 def reached(value, sign, bound):
@@ -64,7 +77,7 @@ def suite_rows(args):
         report = json.loads(output(BENCH, "streams", "--json", "--long", *options))
     for goal in report["goals"]:
         work, compared = goal["goal"].rsplit(": ", 1)
-        names, sign, bound = re.fullmatch(r"(.*) (>=|<=) (\S+)", compared).groups()
+        names, sign, bound = found(r"^(.*) (>=|<=) (\S+)$", compared, "the suite").groups()
         ours, peer = names.split(" / ")
         value = goal.get("value")
         figure = f"{value['median']:.2f} ({value['min']:.2f}..{value['max']:.2f})" if value else goal.get("why", "not measured")
@@ -72,21 +85,26 @@ def suite_rows(args):
 
 
 def instructions_row(_args):
-    """Counts the function `timed` of `turns.rs`, which is compiled for each stack. Its instances have the same name, but for a hash."""
+    """Counts the function `timed` of `turns.rs`, which is compiled for each stack, and for segments and requests. Its instances have the same
+    name, but for a hash. The rows run those of segments, so the others count nothing."""
     if not shutil.which("valgrind") or not shutil.which("nm"):
         raise Failed("valgrind or nm is not installed")
     counts = {}
     for symbol in re.findall(r" (\S*7streams5turns5timed\S*)$", output("nm", BENCH), re.M):
         with tempfile.TemporaryDirectory() as folder:
             counted = ["--tool=callgrind", "--demangle=no", f"--toggle-collect={symbol}", f"--callgrind-out-file={folder}/out"]
-            run = [BENCH, "streams", "--rows", "*in turns*", "--runs", "1", f"--duration={COUNTED / 1e9}"]
+            run = [BENCH, "streams", "--rows", SECTION, "--runs", "1", f"--duration={COUNTED / 1e9}"]
             # The exit status is not read: under valgrind, the report at the end may end with SIGSEGV,
             # where rustix reads the vDSO, which valgrind does not map. The counts are written then.
-            subprocess.run(["valgrind", *counted, *run], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                subprocess.run(["valgrind", *counted, *run], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT)
+            except subprocess.TimeoutExpired as error:
+                raise Failed(f"valgrind has not ended after {TIMEOUT} s") from error
             out = pathlib.Path(folder, "out")
             text = out.read_text() if out.exists() else ""
-        if not (total := re.search(r"^totals: (\d+)", text, re.M)):
-            raise Failed("callgrind has counted nothing")
+        total = re.search(r"^totals: (\d+)", text, re.M)
+        if not total or int(total[1]) == 0:
+            continue
         stack = "smoltcp" if re.search(r"^fn=.*smoltcp", text, re.M) else "ours"
         counts[stack] = int(total[1]) / (COUNTED / PAYLOAD)
     if set(counts) != {"ours", "smoltcp"}:
@@ -96,20 +114,21 @@ def instructions_row(_args):
 
 def idle_row(_args):
     test = ["cargo", "test", "--quiet", "--release", "-p", "netmem-inet", "--test", "memory", "idle", "--", "--nocapture"]
-    own, remote = map(int, re.findall(r"(\d+) bytes for each of", output(*test, NETMEM_CONNECTIONS="100000")))
+    text = output(*test, NETMEM_CONNECTIONS="100000")
+    own, remote = map(int, found(r"(\d+) bytes for each of(?:.|\n)*?(\d+) bytes for each of", text, "the test").groups())
     # The test fails if an idle connection holds a page.
     return f"{own} bytes, no page (with a stream of any thread {remote})", reached(own, "<=", 1024)
 
 
 def http_row(_args):
-    median, spread = re.search(r"^netmem / nginx +(\S+) (\S+)$", output("bench/peers/http.py"), re.M).groups()
+    median, spread = found(r"^netmem / nginx +(\S+) (\S+)$", output("bench/peers/http.py"), "http.py").groups()
     return f"{median} {spread}", reached(float(median), "<=", 0.6)
 
 
 def loss_rows(args):
     text = output("bench/peers/loss.py", "--seeds", str(args.seeds))
     for row in ["netmem to kernel", "kernel to netmem"]:
-        ratio = float(re.search(rf"^{row} .* (\S+)$", text, re.M)[1])
+        ratio = float(found(rf"^{row} .* (\S+)$", text, "loss.py")[1])
         yield row, f"{ratio:.2f} (median of the ratios of {args.seeds} seeds)", reached(ratio, ">=", 1.0)
 
 

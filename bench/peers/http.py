@@ -45,6 +45,14 @@ class Server:
         self.clients = clients
         self.process = subprocess.Popen(["taskset", "-c", "0", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
+    def end(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
     def ns(self):
         threads = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads)
@@ -53,7 +61,7 @@ class Server:
         """Microseconds of a connection."""
         before = self.ns()
         wrk = ["taskset", "-c", "1", "wrk", "-t1", f"-c{args.clients}", f"-d{seconds}s", "--timeout", "20s", "-H", "Connection: close"]
-        done = subprocess.run(inside(self.clients, *wrk, "http://10.86.0.2/100"), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(inside(self.clients, *wrk, "http://10.86.0.2/100"), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=seconds + 60)
         assert not re.search("Socket errors|Non-2xx", done.stdout), done.stdout
         return (self.ns() - before) / 1000 / int(re.search(r"(\d+) requests in", done.stdout)[1])
 
@@ -61,18 +69,21 @@ class Server:
         return self
 
     def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait(20)
+        self.end()
 
 
 def netmem(clients):
     name = tap()
     server = Server([NETMEM, "serve", "http", "--port", f"tap:{name}", "--addr", "10.86.0.2/24"], clients)
-    deadline = time.monotonic() + 20
-    while not pathlib.Path("/sys/class/net", name).exists():
-        assert time.monotonic() < deadline, "no tap appears"
-        time.sleep(0.01)
-    clients.takes(name, "10.86.0.1/24")
+    try:
+        deadline = time.monotonic() + 20
+        while not pathlib.Path("/sys/class/net", name).exists():
+            assert time.monotonic() < deadline, "no tap appears"
+            time.sleep(0.01)
+        clients.takes(name, "10.86.0.1/24")
+    except BaseException:
+        server.end()
+        raise
     return server
 
 

@@ -33,7 +33,9 @@ use crate::time::Time;
 /// see [`Connection::idle`].
 #[derive(Clone)]
 pub struct IdleConnection {
+    /// The settings, but for `max_payload`.
     config: Arc<Config>,
+    max_payload: u16,
     sender: IdleSender,
     receiver: IdleReceiver,
     acks: IdleAcks,
@@ -86,7 +88,10 @@ impl<C: Carrier> Connection<C> {
         let receiver = self.receiver.idle()?;
         let (sender, send) = self.sender.idle()?;
         Some(IdleConnection {
-            config: share(Config { send, ..self.config }),
+            // A peer can have the path's MTU changed. The settings of one connection must not differ
+            // from those of others for that.
+            config: share(Config { send, max_payload: Config::default().max_payload, ..self.config }),
+            max_payload: self.config.max_payload,
             sender,
             receiver,
             acks,
@@ -119,7 +124,7 @@ impl IdleConnection {
     /// The connection, as it was. Cost: about two kilobytes are written, and nothing is allocated.
     #[must_use]
     pub fn wake<C: Carrier>(self) -> Connection<C> {
-        let config = *self.config;
+        let config = Config { max_payload: self.max_payload, ..*self.config };
         Connection {
             state: self.state,
             config,
@@ -214,6 +219,9 @@ mod tests {
         (tcp.keep_alive_probes, tcp.keep_alive_probed_at) = (2, pair.now);
         let woken = tcp.idle(Arc::new).unwrap().wake();
         assert_eq!(values(&woken), values(tcp));
-        assert!(woken.idle(Arc::new).is_some());
+        let mut other = woken.idle(Arc::new).unwrap().wake::<TestCarrier>();
+        other.set_max_payload(1300);
+        let configs = [&woken, &other].map(|tcp| tcp.idle(Arc::new).unwrap().config);
+        assert!(configs[0] == configs[1], "the path is not a setting to share");
     }
 }

@@ -376,14 +376,14 @@ impl<M: Mapped> Datagrams<M> {
         Ok(flow)
     }
 
-    /// A page for a datagram that has `more` already. All datagrams together have the share of one
-    /// connection.
+    /// A page for a datagram that has `more` already, which are not counted yet. All datagrams
+    /// together have the share of one connection: the rule of [`has_pages`](Self::has_pages).
     pub(crate) fn page<P: Payload<Mem = M>>(
         &self,
         resources: &mut Resources<P>,
         more: usize,
     ) -> Result<Page<M>, SocketError> {
-        let admitted = resources.pages.admits(self.held + more);
+        let admitted = resources.pages.admits_more(self.held, more + 1);
         admitted.then(|| resources.egress.page()).flatten().ok_or(SocketError::WouldBlock)
     }
 

@@ -7,7 +7,7 @@ use crate::stack::sockets::fragment::Fragment;
 use crate::stack::transport::datagrams::{Manner, OutgoingDatagram, ReceivedDatagram, flow_to};
 use crate::stack::transport::handles::UdpId;
 use crate::wire::{HEADROOM, MAX_HEADERS};
-use netmem_packet::Packet;
+use netmem_packet::{MAX_FRAGS, Packet};
 use netmem_pool::Frag;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -141,14 +141,15 @@ impl<P: Payload> UdpSocket<P> {
     /// # Errors
     ///
     /// [`SocketError::TooLong`]: also if it needs more pages than all datagrams of the stack can
-    /// have; [`SocketError::NoRoute`]; [`SocketError::WouldBlock`]: there is no room in the queue,
-    /// or there are too few pages.
+    /// have, or than a packet can have; [`SocketError::NoRoute`]; [`SocketError::WouldBlock`]:
+    /// there is no room in the queue, or there are too few pages.
     pub fn send_to(&mut self, payload: &[u8], to: SocketAddr) -> Result<(), SocketError> {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
+        self.wanted = 1;
         let flow = datagrams.flow(resources, self.local, to, payload.len())?;
         // Headers go in front of it.
         let (at, page_size) = (HEADROOM + MAX_HEADERS, resources.egress.pool.page_size());
-        let most = (resources.pages.most() * page_size).saturating_sub(at);
+        let most = (resources.pages.most().min(MAX_FRAGS) * page_size).saturating_sub(at);
         let too_long = SocketError::TooLong { len: payload.len(), most };
         if payload.len() > most {
             return Err(too_long);

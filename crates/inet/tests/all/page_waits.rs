@@ -2,8 +2,8 @@
 
 use crate::common::{Link, addr, connected};
 use crate::remote::Calls;
-use netmem_inet::SocketError;
 use netmem_inet::tcp::Config;
+use netmem_inet::{SocketError, TcpStream};
 use netmem_pool::{Page, Private};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -104,4 +104,54 @@ fn a_datagram_that_no_pool_has_pages_for_is_refused() {
     };
     assert_eq!(socket.send_to(&vec![7; most], addr(FAR)), Ok(()));
     assert_eq!(socket.poll_writable(&mut Context::from_waker(Waker::noop())), Poll::Pending);
+}
+
+/// Datagrams may have 64 pages with payload of streams, and a stream holds 24, which its peer does
+/// not acknowledge. `send_to` and `poll_writable` have one rule for the other pages: all datagrams
+/// have 12, the share of a holder while 40 of 64 are free.
+#[test]
+fn a_datagram_is_sent_exactly_if_its_share_has_its_pages() {
+    for pages in 1..=16 {
+        let (link, _client, _server) = with_pages_of_a_stream(24);
+        let mut socket = link.near.sockets().bind(addr("10.0.0.1:7")).unwrap();
+        let sent = socket.send_to(&vec![7; pages * 4096 - 300], addr(FAR));
+        let ready = socket.poll_writable(&mut Context::from_waker(Waker::noop()));
+        if pages <= 12 {
+            assert_eq!(sent, Ok(()), "{pages} pages");
+        } else {
+            assert_eq!((sent, ready), (Err(SocketError::WouldBlock), Poll::Pending), "{pages} pages");
+        }
+    }
+}
+
+/// The pool has pages, and the counts admit none. The task is not woken to find that.
+#[test]
+fn a_datagram_that_the_counts_do_not_admit_waits_without_being_woken() {
+    let (mut link, client, server) = with_pages_of_a_stream(24);
+    let mut socket = link.near.sockets().bind(addr("10.0.0.1:7")).unwrap();
+    let (user, waker) = waker();
+    let mut ready = || {
+        let sent = socket.send_to(&[7; 13 * 4096], addr(FAR));
+        sent == Err(SocketError::WouldBlock) && socket.poll_writable(&mut Context::from_waker(&waker)).is_ready()
+    };
+    assert!(!ready());
+    for _ in 0..5 {
+        link.near.poll(link.now);
+        link.now += Duration::from_millis(2);
+        assert_eq!(user.count(), 0, "the stream holds its pages");
+    }
+    link.settle();
+    drop((client, server));
+    link.pass(Duration::from_millis(10));
+    assert_eq!(user.count(), 1, "the peer has acknowledged what the stream has sent");
+}
+
+/// A link, and streams between its hosts. The near one holds so many of 64 pages, and the peer has
+/// acknowledged none of them.
+fn with_pages_of_a_stream(pages: usize) -> (Link, TcpStream<Private>, TcpStream<Private>) {
+    let mut link = Link::with_pages(85);
+    let (mut client, server) = connected(&mut link);
+    client.set_send_buffer(1 << 20);
+    assert_eq!(client.write(&vec![7; pages * 4096]), Ok(pages * 4096));
+    (link, client, server)
 }

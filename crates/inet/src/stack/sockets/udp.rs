@@ -219,10 +219,11 @@ impl<P: Payload> UdpSocket<P> {
         has_room
     }
 
-    /// The waker is called when there may be more pages, and the pool has so many.
+    /// The waker is called when there may be more pages, and the pool has as many as this socket or
+    /// another one waits for. They will count for the thread of its handle.
     pub(crate) fn wait_for_pages(&self, cx: &mut Context<'_>, pages: usize) {
         let Core { datagrams, resources, .. } = &mut *self.core.borrow_mut();
-        datagrams.wait_for_pages(resources, pages, cx.waker());
+        datagrams.wait_for_pages(resources, (pages, true), cx.waker());
     }
 
     /// Whether that waker has not been called yet.
@@ -249,7 +250,7 @@ impl<P: Payload> UdpSocket<P> {
         if !datagrams.has_room(resources) {
             datagrams.wait_for_room(cx.waker());
         } else if !datagrams.has_pages(resources, self.wanted) {
-            datagrams.wait_for_pages(resources, self.wanted, cx.waker());
+            datagrams.wait_for_pages(resources, (self.wanted, false), cx.waker());
         } else {
             return Poll::Ready(());
         }

@@ -59,6 +59,8 @@ pub(crate) struct Datagrams<M: Mapped> {
     starved: Vec<Waker>,
     /// The fewest pages that one of them needs.
     wanted: usize,
+    /// One of them is the socket of another thread, which has a share of its own.
+    others: bool,
     /// The fewest pages that were free since the first of them waits.
     free: u32,
     /// When they try again whatever has happened.
@@ -181,6 +183,7 @@ impl<M: Mapped> Datagrams<M> {
             writers: Vec::new(),
             starved: Vec::new(),
             wanted: 0,
+            others: false,
             free: 0,
             retry: None,
         }
@@ -329,18 +332,20 @@ impl<M: Mapped> Datagrams<M> {
         }
     }
 
-    /// Registers a waker, which is called when the pool has `pages` pages, and there may be more
-    /// than now: the device has completed frames, pages were released, or some time has passed.
+    /// Registers a waker. All of them are called when there are the fewest pages that one of those
+    /// that wait needs, and there may be more than now: the device has completed frames, pages were
+    /// released, or some time has passed. `other`: the pages will count for another thread.
     pub(crate) fn wait_for_pages<P: Payload<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
-        pages: usize,
+        (pages, other): (usize, bool),
         waker: &Waker,
     ) {
         if self.starved.is_empty() {
-            (self.free, self.wanted) = (resources.pages.free(), pages);
+            (self.free, self.wanted, self.others) = (resources.pages.free(), pages, false);
         }
         self.wanted = self.wanted.min(pages);
+        self.others |= other;
         if !self.awaits_page(waker) {
             self.starved.push(waker.clone());
             resources.await_page();
@@ -444,7 +449,9 @@ impl<M: Mapped> Datagrams<M> {
         let free = resources.pages.free();
         if completed > 0 || free > self.free || self.retry.is_some_and(|at| at <= resources.now) {
             self.retry = None;
-            if resources.egress.has_pages(self.wanted) {
+            // Without pages that it holds, a holder is admitted soonest.
+            let held = if self.others { 0 } else { self.held };
+            if resources.pages.admits_more(held, self.wanted) && resources.egress.has_pages(self.wanted) {
                 resources.wakers.append(&mut self.starved);
                 return;
             }

@@ -370,7 +370,7 @@ fn answers(side: &Side, hub: &Hub<Token>, wanted: &Wanted, is_over: impl Fn() ->
 
 /// A call of a task has found too few pages, and the task waits for as many.
 fn waits_for_pages(side: &Side, pages: u32) {
-    side.lock().shortage = Some(Shortage { pages, of_pool: false });
+    side.lock().note_shortage(Shortage { pages, of_pool: false });
     waits_to_write(side);
 }
 

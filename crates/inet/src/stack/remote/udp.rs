@@ -149,7 +149,7 @@ impl<M: Mapped> UdpSocket<M> {
             let Some((packet, pages)) = self.copy(part) else {
                 self.pages.release(prepared.iter().map(|prepared: &Prepared<M>| prepared.pages).sum());
                 let pages = self.pages_of(payload.len(), in_frame);
-                send.shortage = Some(Shortage { pages, of_pool: self.pages.admits(pages) });
+                send.note_shortage(Shortage { pages, of_pool: self.pages.admits(pages) });
                 return Err(SocketError::WouldBlock);
             };
             let segment_size = (part.len() > size).then_some(size as u16);

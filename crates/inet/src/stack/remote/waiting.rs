@@ -61,8 +61,19 @@ pub(crate) struct SendSide<O, T, const N: usize> {
 /// What a call uses alone.
 pub(crate) struct Sending<T, const N: usize> {
     pub(crate) ring: Sender<T, N>,
-    /// The last call that found too few pages since the last wait.
-    pub(crate) shortage: Option<Shortage>,
+    /// The call that found too few pages since the last wait; if there were several, the one that
+    /// needs the fewest.
+    shortage: Option<Shortage>,
+}
+
+impl<T, const N: usize> Sending<T, N> {
+    /// Notes that a call has found too few pages. The wait that follows may be of another task, and
+    /// each task that waits is woken for the fewest pages.
+    pub(crate) fn note_shortage(&mut self, shortage: Shortage) {
+        if self.shortage.is_none_or(|before| shortage.pages < before.pages) {
+            self.shortage = Some(shortage);
+        }
+    }
 }
 
 /// What a call has found too few pages for.
@@ -205,5 +216,20 @@ impl PageRequests {
     pub(crate) fn answer<O>(&mut self, port: &Port<O>) {
         self.wanted = None;
         port.wake_writer();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::stack::remote::ring::ring;
+
+    #[test]
+    fn the_wait_after_several_shortages_is_for_the_fewest_pages() {
+        let mut sending = Sending { ring: ring::<u32, 1>().0, shortage: None };
+        for pages in [9, 2, 5] {
+            sending.note_shortage(Shortage { pages, of_pool: pages == 2 });
+        }
+        assert!(sending.shortage.is_some_and(|least| least.pages == 2 && least.of_pool));
     }
 }

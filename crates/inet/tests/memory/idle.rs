@@ -64,7 +64,7 @@ fn an_idle_connection_is_small() {
     let _alone = crate::alone();
     let number: u32 = std::env::var("NETMEM_CONNECTIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(5500);
     let (own, any) = (bytes_of_each(number, false), bytes_of_each(number, true));
-    println!("of any thread: {any}, {} more", any - own);
+    println!("of any thread: {any}, {} more", any.saturating_sub(own));
     assert!(own <= MOST, "{own} bytes");
     assert!(any <= own + 2048, "{any} bytes, and {own} of the stack's thread");
 }

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 /// The most descriptors of a client.
 const OPEN: usize = 15_000;
 /// The most turns in which connections end that their clients have closed: a turn waits for 5 ms at
-/// most.
+/// most. As many may pass in which a client does nothing that the stack notices.
 const TURNS: usize = 100_000;
 /// The most bytes that the stack's tables keep of each connection that was open at the same time as
 /// others.
@@ -97,9 +97,11 @@ impl Client {
         let mut python = Command::new("python3");
         python.args(["-c", CLIENT, address]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = python.spawn().unwrap();
-        let (orders, said) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
-        let (tell, done) = channel();
-        thread::spawn(move || BufReader::new(said).lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let (orders, stdout) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        let (lines, done) = channel();
+        thread::spawn(move || {
+            BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+        });
         Self { process, orders, done }
     }
 }
@@ -203,7 +205,8 @@ impl World {
         Time::ZERO + self.begin.elapsed() + self.ahead
     }
 
-    fn turn(&mut self) {
+    /// Returns whether there was something to do.
+    fn turn(&mut self) -> bool {
         let mut work = self.device.poll() + self.stack.poll(self.now());
         work += self.server.turn();
         if work > 0 {
@@ -212,6 +215,7 @@ impl World {
         let at_most = Duration::from_millis(5);
         let sleep = self.stack.poll_timeout().map_or(at_most, |at| at.since(self.now()).min(at_most));
         self.device.turn(work, Spin::NONE, &mut [&mut self.stack], Some(sleep)).unwrap();
+        work > 0
     }
 
     /// Has the clients do something so many times in total. Each has as many connections as the
@@ -221,12 +225,15 @@ impl World {
         for (n, client) in self.clients.iter_mut().enumerate() {
             writeln!(client.orders, "{what} {}", times / clients + usize::from(n < times % clients)).unwrap();
         }
+        let mut without_progress = 0;
         for n in 0..clients {
             loop {
+                assert!(without_progress < TURNS, "client {n} does not end: {what}");
                 match self.clients[n].done.try_recv() {
                     Ok(word) => break assert_eq!(word, what),
                     Err(TryRecvError::Disconnected) => panic!("a client has failed"),
-                    Err(TryRecvError::Empty) => self.turn(),
+                    Err(TryRecvError::Empty) if self.turn() => without_progress = 0,
+                    Err(TryRecvError::Empty) => without_progress += 1,
                 }
             }
         }
@@ -338,8 +345,8 @@ fn with_world(connections: usize, clients: usize, test: impl FnOnce(&mut World))
     drop((server, clients));
     let (rx, tx) = stack.into_queues();
     drop(tx);
-    assert_eq!(rx.close().unwrap().outstanding, 0, "received pages are home");
-    assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0, "sent pages are home");
+    assert_eq!(rx.close().unwrap().outstanding, 0, "all received pages were returned");
+    assert_eq!(Arc::into_inner(pool).unwrap().close().outstanding, 0, "all sent pages were returned");
     drop((pairs, driver, connection, device));
 }
 

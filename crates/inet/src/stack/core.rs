@@ -55,7 +55,9 @@ impl<P: Payload> Core<P> {
     pub(crate) fn has_work(&self) -> bool {
         let Self { resources: Resources { host, egress, pages, .. }, tcp, datagrams, .. } = self;
         let hops = tcp.schedule.waits_for_hops() && self.hop_changes != host.hop_changes();
-        tcp.schedule.is_due() || hops || pages.asked || !egress.loopback.is_empty() || datagrams.has_work()
+        // A connection that a call has woken, and did nothing with, is to become idle again.
+        let is_due = tcp.schedule.is_due() || tcp.connections.has_woken();
+        is_due || hops || pages.asked || !egress.loopback.is_empty() || datagrams.has_work()
     }
 
     /// Whether a packet or a connection waits for the transmit queue.

@@ -63,6 +63,16 @@ pub struct IdleConnection {
 }
 
 impl<C: Carrier> Connection<C> {
+    /// Whether the connection is open, and its user has not shut its sending side down; and its
+    /// steps are not recorded. Otherwise it is never [idle](Self::idle) again.
+    pub(crate) fn can_be_idle(&self) -> bool {
+        #[cfg(feature = "record")]
+        if self.recording.is_some() {
+            return false;
+        }
+        matches!(self.state, State::Established | State::CloseWait) && !self.send_shutdown && !self.closed
+    }
+
     /// The connection in little memory, if it is open, its user has not shut its sending side down,
     /// and nothing is under way: nothing is to be sent, acknowledged or read, no event waits, and
     /// no timer runs but that of keep-alive. For an owner of many connections: drop this one, and
@@ -75,13 +85,8 @@ impl<C: Carrier> Connection<C> {
     /// connections would use the same sequence numbers.
     #[must_use]
     pub fn idle(&self, share: impl FnOnce(Config) -> Arc<Config>) -> Option<IdleConnection> {
-        #[cfg(feature = "record")]
-        if self.recording.is_some() {
-            return None;
-        }
-        let open = matches!(self.state, State::Established | State::CloseWait) && !self.send_shutdown && !self.closed;
         let waits = self.reply.is_some() || self.expires_at.is_some() || self.retry_at.is_some();
-        if !open || waits || self.stall.is_some() || !self.events.is_empty() {
+        if !self.can_be_idle() || waits || self.stall.is_some() || !self.events.is_empty() {
             return None;
         }
         let acks = self.acks.idle()?;
@@ -170,6 +175,12 @@ impl IdleConnection {
     #[must_use]
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Whether the user has received everything, and the peer sends no more. Otherwise there is
+    /// nothing to receive yet.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.receiver.is_finished() || self.recv_shutdown
     }
 }
 

@@ -10,8 +10,9 @@
 //! connection from the same port. A new connection also reuses the flow of one in TIME-WAIT.
 //!
 //! A connection on which nothing has happened for a while is kept in little memory
-//! ([`rest`](Connections::rest)). Whatever changes it wakes it ([`get_mut`](Connections::get_mut));
-//! what only looks at it does not ([`see`](Connections::see)).
+//! ([`rest`](Connections::rest)). Each change wakes it ([`get_mut`](Connections::get_mut)). Calls
+//! that read its state ([`see`](Connections::see)) or that wait for its payload
+//! ([`idle_end`](Connections::idle_end), [`wakers_mut`](Connections::wakers_mut)) do not.
 
 use crate::stack::payload::Payload;
 use crate::stack::table::Table;
@@ -23,6 +24,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::collections::hash_map::{HashMap, RandomState};
 use std::mem;
+use std::task::Waker;
 
 /// The table of connections, and the flows by which segments find them.
 pub(crate) struct Connections<P: Payload> {
@@ -89,19 +91,41 @@ impl<P: Payload> Connections<P> {
         place.working.as_deref_mut()
     }
 
+    /// The wakers of a connection's reader and of its writer. If it is idle, it stays so.
+    #[inline]
+    pub(crate) fn wakers_mut(&mut self, id: ConnectionId) -> Option<[&mut Option<Waker>; 2]> {
+        let Place { working, idle } = self.table.get_mut(id)?;
+        let working = working.as_deref_mut().map(|entry| [&mut entry.read, &mut entry.write]);
+        working.or_else(|| idle.as_deref_mut().map(IdleEntry::wakers_mut))
+    }
+
     /// What can be seen of a connection without waking it.
     #[inline]
     pub(crate) fn see(&self, id: ConnectionId) -> Option<Seen<'_, P>> {
         self.table.get(id)?.see()
     }
 
-    /// Keeps a connection in little memory from now on, if nothing is under way.
+    /// If a connection is idle: whether its peer sends no more. If it sends more, nothing is there
+    /// to be received yet.
+    #[inline]
+    pub(crate) fn idle_end(&self, id: ConnectionId) -> Option<bool> {
+        if let Some(Seen::Idle(entry)) = self.see(id) { Some(entry.is_at_end()) } else { None }
+    }
+
+    /// Keeps a connection in little memory from now on, if nothing is under way. Returns the entry
+    /// if something is.
     #[cold]
-    pub(crate) fn rest(&mut self, id: ConnectionId) {
-        let Some(Place { working, idle }) = self.table.get_mut(id) else { return };
+    pub(crate) fn rest(&mut self, id: ConnectionId) -> Option<&mut ConnectionEntry<P>> {
+        let Place { working, idle } = self.table.get_mut(id)?;
         if let Some(connection) = working.as_ref().and_then(|entry| IdleEntry::of(entry, &mut self.configs)) {
             *idle = working.take().map(|entry| Box::new(IdleEntry::new(*entry, connection)));
         }
+        working.as_deref_mut()
+    }
+
+    /// Whether connections were woken since the last poll.
+    pub(crate) fn has_woken(&self) -> bool {
+        !self.woken.is_empty()
     }
 
     /// The next connection that was woken since the last call. It may have been removed.

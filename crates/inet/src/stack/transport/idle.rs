@@ -121,6 +121,19 @@ impl<P: Payload> IdleEntry<P> {
     }
 }
 
+impl<P: Payload> IdleEntry<P> {
+    /// Whether the user has received everything, and the peer sends no more. Otherwise there is
+    /// nothing to receive yet.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.connection.is_at_end()
+    }
+
+    /// The wakers of the reader and of the writer.
+    pub(crate) fn wakers_mut(&mut self) -> [&mut Option<Waker>; 2] {
+        [&mut self.read, &mut self.write]
+    }
+}
+
 /// What can be seen of a connection, whether it is idle or not.
 pub(crate) enum Seen<'a, P: Payload> {
     Working(&'a ConnectionEntry<P>),

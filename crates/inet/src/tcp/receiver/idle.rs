@@ -53,6 +53,11 @@ impl<T: Chunk> Receiver<T> {
 }
 
 impl IdleReceiver {
+    /// Whether the peer's FIN was received, and everything before it.
+    pub(in crate::tcp) fn is_finished(&self) -> bool {
+        self.finished
+    }
+
     /// The receiver, with its announced MSS.
     pub(in crate::tcp) fn wake<T: Chunk>(self, mss: u32) -> Receiver<T> {
         Receiver {

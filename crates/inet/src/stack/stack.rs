@@ -189,7 +189,8 @@ where
     }
 
     /// Every connection, those that are in their handshake or closing included, in no particular
-    /// order. Cost: linear in their number; an entry is copied.
+    /// order. Cost: linear in their number; an entry is copied, and for an idle connection about
+    /// 1.7 KB are allocated meanwhile.
     #[must_use]
     pub fn list_connections(&self) -> Vec<ConnectionInfo> {
         let core = self.core.borrow();

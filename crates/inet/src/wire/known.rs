@@ -1,8 +1,8 @@
-//! The headers of a flow's last segment, by which those of the next one are read.
+//! The headers of the last segment that was parsed, by which those of the next ones are read.
 //!
 //! Why: nearly all segments of a connection have the same link, the same addresses and ports, and
-//! the same options. They are compared with the last ones, all at once, instead of being read,
-//! validated and looked up again.
+//! the same options. They are compared with those of the one that was parsed, all at once, instead
+//! of being read, validated and looked up again.
 //!
 //! ```text
 //!   │ Ethernet │ IPv4                 │ TCP                                      │ timestamps │

@@ -1,4 +1,5 @@
-//! How tasks wait until a socket for datagrams can send, and how the stack learns what they lack.
+//! How tasks wait until a socket for datagrams can send, and how they request the pages that they
+//! lack from the stack.
 //!
 //! ```text
 //!   task: no room ──► list of wakers ──► the ring's flag          stack: releases ──► the port's waker

@@ -4,9 +4,12 @@ use crate::common::addr;
 use crate::common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
 use netmem_inet::stack::remote;
 use netmem_inet::tcp::Config;
-use netmem_inet::{ListenOptions, StackOptions, TcpListener, TcpStream};
+use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener, TcpStream};
 use netmem_pool::Private;
 use netmem_testing::heap::Counting;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 #[global_allocator]
@@ -81,9 +84,14 @@ fn connections_that_were_woken_shrink_again() {
     wire.pass(Duration::from_secs(10));
     let Streams::Own(_, streams) = &mut streams else { unreachable!("they are of the stack's thread") };
     wire.pool.reclaim();
+    let calls = Arc::<Calls>::default();
+    let waker = Waker::from(calls.clone());
     let idle = HEAP.bytes();
-    let seen = |wire: &mut Wire, streams: &[TcpStream<Private>]| {
-        for stream in streams {
+    let seen = |wire: &mut Wire, streams: &mut [TcpStream<Private>]| {
+        for stream in &mut *streams {
+            let cx = &mut Context::from_waker(&waker);
+            assert!(stream.poll_read(cx, &mut [0; 10]).is_pending());
+            assert_eq!(stream.recv_chunk(|_| true).err(), Some(SocketError::WouldBlock));
             assert_eq!((stream.is_connected(), stream.readable(), stream.urgent()), (Ok(true), 0, None));
             assert!(stream.room() > 0 && stream.budget().is_some() && !stream.is_loopback());
         }
@@ -92,12 +100,14 @@ fn connections_that_were_woken_shrink_again() {
         assert_eq!((list, each), (NUMBER * 14_000, NUMBER * 14_000));
     };
     seen(&mut wire, streams);
+    assert_eq!(HEAP.bytes(), idle, "they were only looked at");
     wire.poll();
     assert_eq!(HEAP.bytes(), idle, "they were only looked at");
     // Each answers a request. The first segment of every second answer is lost at first.
     for (n, stream) in (0..).zip(streams.iter_mut()) {
         let ack = sent[n as usize];
         segment(&mut wire, n, ACK | PSH, 15_001, ack, &[3; 700]);
+        assert_eq!(calls.0.load(Ordering::Relaxed), n + 1, "the reader is woken");
         let mut bytes = [0; 1000];
         assert_eq!((stream.read(&mut bytes), stream.write(&[4; 5000])), (Ok(700), Ok(5000)));
         wire.poll();
@@ -113,6 +123,43 @@ fn connections_that_were_woken_shrink_again() {
     assert_eq!((lost, wire.stack.pages(), wire.pool.stats().inflight), (NUMBER as usize / 2, 0, 0));
     let more = HEAP.bytes().saturating_sub(idle);
     assert!(more <= lost * 384, "{more} bytes more, and {lost} connections lost segments");
+}
+
+/// The answer to a probe waits for a full ring when the connection has been idle for a second.
+#[test]
+fn a_connection_that_cannot_shrink_at_first_shrinks_later() {
+    let _alone = crate::alone();
+    let mut wire = Wire::new(StackOptions::default());
+    let mut streams = Streams::listen(&mut wire, false, 1);
+    let ack = exchange_and_idle(&mut wire, &mut streams, 0);
+    wire.pass(Duration::from_secs(10));
+    wire.pool.reclaim();
+    let idle = HEAP.bytes();
+    let completes = {
+        let (_, tx) = wire.stack.queues();
+        tx.size = 1;
+        tx.completes.clone()
+    };
+    *completes.borrow_mut() = false;
+    assert!(segment(&mut wire, 0, ACK, 15_000, ack, b"").is_some());
+    wire.pass(Duration::from_secs(2));
+    assert!(segment(&mut wire, 0, ACK, 15_000, ack, b"").is_none(), "the ring is full");
+    wire.pass(Duration::from_secs(2));
+    assert!(HEAP.bytes() > idle + 1024, "the answer is under way");
+    *completes.borrow_mut() = true;
+    assert_eq!(wire.pass(Duration::from_secs(3)).0.len(), 1);
+    wire.pool.reclaim();
+    assert!(HEAP.bytes() <= idle + 384, "{} bytes, and {idle} before", HEAP.bytes());
+}
+
+/// The number of calls of a waker.
+#[derive(Default)]
+struct Calls(AtomicU32);
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// The bytes of one of `number` idle connections.

@@ -124,6 +124,16 @@ impl<P: Payload> ConnectionEntry<P> {
         self.shrink_at == Shrink::Done && before != Shrink::Done
     }
 
+    /// The connection could not rest, because something is under way: it tries again later, unless
+    /// it never can. Returns whether it tries again.
+    pub(crate) fn shrink_again(&mut self, now: Time) -> bool {
+        let later = self.connection.can_be_idle() && self.closed.is_none();
+        if later {
+            self.shrink_at = Shrink::At(now + IDLE);
+        }
+        later
+    }
+
     /// When the connection is to be processed, if nothing else happens before.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let shrink = if let Shrink::At(at) = self.shrink_at { Some(at) } else { None };

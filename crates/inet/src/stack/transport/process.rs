@@ -109,8 +109,11 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         tcp.schedule.set_timer(id, entry);
         tcp.schedule.wait_for_buffers(id, entry);
         let is_gone = entry.connection.is_gone();
-        if rests {
-            tcp.connections.rest(id);
+        if rests
+            && let Some(entry) = tcp.connections.rest(id)
+            && entry.shrink_again(now)
+        {
+            tcp.schedule.set_timer(id, entry);
         }
         tcp.limit_time_wait(resources);
         if is_gone {

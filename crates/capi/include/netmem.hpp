@@ -574,7 +574,7 @@ class devmem_stack : public owner<netmem_devmem_stack, netmem_devmem_stack_close
     std::size_t poll() { return written(netmem_devmem_stack_poll, handle_); }
     int fd() const noexcept { return netmem_devmem_stack_fd(handle_); }
     /* Nanoseconds to sleep at most until `fd` is readable: 0 for no sleep, -1 for ever. */
-    bool arm() { return written(netmem_devmem_stack_arm, handle_); }
+    std::int64_t arm() { return written(netmem_devmem_stack_arm, handle_); }
     void disarm() noexcept { netmem_devmem_stack_disarm(handle_); }
     devmem_listener listen(std::uint16_t port) {
         netmem_devmem_listener *made = nullptr;

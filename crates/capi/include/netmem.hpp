@@ -659,6 +659,19 @@ class virtio_net : public owner<netmem_virtio_net, netmem_virtio_net_close> {
             tx.emplace_back(transmit[i]);
         }
     }
+    virtio_net(virtio_net &&from) noexcept = default;
+    /* Swaps, so that a move to itself changes nothing. */
+    virtio_net &operator=(virtio_net &&from) noexcept {
+        owner::operator=(std::move(from));
+        std::swap(rx, from.rx);
+        std::swap(tx, from.tx);
+        return *this;
+    }
+    /* The handle is closed before the queues: the last queue closes the connection. */
+    ~virtio_net() {
+        if (handle_ != nullptr)
+            netmem_virtio_net_close(release());
+    }
     /* Empty if there is no page to send from. */
     frag alloc() const noexcept {
         netmem_frag out = netmem_frag();

@@ -1,7 +1,7 @@
 /*
  * The XDP program of the example xsk_aya: UDP over IPv4 to port 7 goes to the AF_XDP socket of the
- * queue that the frame came in by. All other frames, and those of queues without a socket, go to
- * the kernel.
+ * queue that the frame came in by. All other frames, fragments of IP, and those of queues without a
+ * socket, go to the kernel.
  *
  *     clang --target=bpf -O2 -g -c udp_echo.bpf.c -o udp_echo.o
  */
@@ -29,6 +29,9 @@ SECTION("xdp") int udp_echo(struct xdp_md *frame)
 
     /* Ethernet, an IPv4 header without options, and the ports of UDP. */
     if (at + 14 + 20 + 4 > end || at[12] != 0x08 || at[13] != 0x00 || at[14] != 0x45 || at[23] != 17)
+        return XDP_PASS;
+    /* More fragments follow, or it is not the first: the kernel joins them. */
+    if ((at[20] & 0x3f) != 0 || at[21] != 0)
         return XDP_PASS;
     if (at[36] != 0 || at[37] != 7)
         return XDP_PASS;

@@ -8,14 +8,17 @@
  *
  * GET /N is answered with N bytes, 100 for other paths. All bodies are parts of one page, which the
  * connections share: nothing is copied. A connection whose peer does not read is not read from, so
- * that a client cannot make the server collect requests. A client has a time limit for each whole
- * request, and for each part of an answer that it lets be sent, so that a silent or slow one does
- * not stay.
+ * that a client cannot make the server collect requests. The server resets the connection of a
+ * client that sends no whole request within the time limit, or acknowledges too little of its
+ * answer: see `renew`.
  *
- * Usage: http_answer tap NAME ADDRESS/PREFIX [SECONDS], or http_answer xsk INTERFACE ADDRESS/PREFIX
- * [SECONDS]. SECONDS is the time limit, 30 if it is missing. Listens on port 80. The first makes a tap, whose kernel side gets its address by `ip addr add`, and needs
- * CAP_NET_ADMIN. The second serves queue 0 of an interface, and also needs CAP_NET_RAW, CAP_BPF and
- * CAP_PERFMON. Ends with standard input, in order: what was answered still arrives. */
+ * Usage: http_answer tap NAME ADDRESS/PREFIX [SECONDS]
+ *        http_answer xsk INTERFACE ADDRESS/PREFIX [SECONDS]
+ *
+ * SECONDS is the time limit, 30 if it is missing. Listens on port 80. The first makes a tap, whose
+ * kernel side gets its address by `ip addr add`, and needs CAP_NET_ADMIN. The second serves queue 0
+ * of an interface, and also needs CAP_NET_RAW, CAP_BPF and CAP_PERFMON. The server ends with its
+ * standard input, in order: what was answered still arrives. */
 #define _POSIX_C_SOURCE 200809L
 #include <arpa/inet.h>
 #include <limits.h>
@@ -28,6 +31,10 @@
 #include <unistd.h>
 
 enum { PORT = 80, PAGE = 4096, GROUP = 16, REQUEST = 2048, PAGES = 8192, SECONDS = 30, LAST_SECONDS = 5 };
+/* The most seconds of the time limit: a year. */
+enum { MOST_SECONDS = 365 * 24 * 3600 };
+/* Bytes of a connection that the stack keeps until they are acknowledged. */
+enum { SEND_BUFFER = 64 * 1024 };
 
 static void check(netmem_status status, const char *what) {
     if (status != NETMEM_OK) {
@@ -40,7 +47,7 @@ static void check(netmem_status status, const char *what) {
 struct client {
     netmem_tcp *tcp;
     struct client *next, **place;
-    /* When it is left, in milliseconds. */
+    /* When the connection is reset, in milliseconds. */
     int64_t deadline;
     /* Received and not answered yet. */
     char request[REQUEST];
@@ -75,7 +82,8 @@ static void remove_client(struct server *server, struct client *client) {
     *(client->next != NULL ? &client->next->place : &server->end) = client->place;
 }
 
-/* All have the same time, so the last to get a new deadline has the last one. */
+/* The time limit is the same for all clients, so the last deadline is that of the client that got
+ * its deadline last. */
 static void append_client(struct server *server, struct client *client) {
     client->deadline = server->now + server->limit;
     client->next = NULL;
@@ -84,21 +92,24 @@ static void append_client(struct server *server, struct client *client) {
     server->end = &client->next;
 }
 
-/* The client has done its part: it gets a new deadline. */
+/* Sets a new deadline: the client has sent a whole request, or a part of its answer has found room
+ * in the send buffer. There is room once the client's TCP has acknowledged what was sent before: as
+ * much as the buffer holds within the time limit is enough. The buffer is small for that reason. A
+ * window that was closed may open much later than the client's program reads. */
 static void renew(struct server *server, struct client *client) {
     remove_client(server, client);
     append_client(server, client);
 }
 
-static void leave(struct server *server, struct client *client) {
+static void close_client(struct server *server, struct client *client) {
     remove_client(server, client);
     check(netmem_tcp_close(client->tcp), "the end of a connection");
     free(client);
     server->ended++;
 }
 
-/* Resets the connections of clients that were too slow. */
-static void leave_late(struct server *server) {
+/* Resets the connections of clients whose deadline has passed. */
+static void reset_slow(struct server *server) {
     struct client *client;
     while ((client = server->clients) != NULL && client->deadline <= server->now) {
         remove_client(server, client);
@@ -212,7 +223,7 @@ static void serve(struct server *server, struct client *client) {
             status = receive(client, &received);
         if (status != NETMEM_OK) {
             /* The peer sends no more, or has reset the connection. */
-            leave(server, client);
+            close_client(server, client);
             return;
         }
         if (!received)
@@ -242,8 +253,8 @@ static void accept_all(struct server *server) {
     }
 }
 
-/* A turn of the stack, and of all listeners and connections that can go on or are late. Returns how
- * much the stack did. */
+/* Polls the stack, serves its events, and resets the connections of slow clients. Returns how much
+ * the stack did. */
 static size_t turn(struct server *server) {
     size_t work = 0;
     netmem_event event;
@@ -255,12 +266,12 @@ static size_t turn(struct server *server) {
             accept_all(server);
         else
             serve(server, (struct client *)event.context);
-    leave_late(server);
+    reset_slow(server);
     return work;
 }
 
-/* Sleeps until the stack has work or standard input, or a client is late, for `most` milliseconds at
- * most. Returns false at the end of standard input. */
+/* Sleeps until the stack or standard input is readable or a deadline has passed, for `most`
+ * milliseconds at most. Returns false at the end of standard input. */
 static bool pause_for(struct server *server, size_t work, int input, int64_t most) {
     int64_t left = 0;
     if (work == 0)
@@ -341,12 +352,21 @@ static void open_xsk(struct server *server, const char *interface, const char *a
     /* The program is detached when the process ends: its handle stays open. */
 }
 
+/* The milliseconds of a time limit in seconds; 0 if the text is none. */
+static int64_t time_limit(const char *text) {
+    char *end;
+    long seconds = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || seconds < 1 || seconds > MOST_SECONDS)
+        return 0;
+    return seconds * (int64_t)1000;
+}
+
 int main(int argc, char **argv) {
     struct server server;
     memset(&server, 0, sizeof server);
     server.end = &server.clients;
-    server.limit = (argc == 5 ? atoi(argv[4]) : SECONDS) * (int64_t)1000;
-    if ((argc != 4 && argc != 5) || server.limit <= 0 || (strcmp(argv[1], "tap") != 0 && strcmp(argv[1], "xsk") != 0)) {
+    server.limit = argc == 5 ? time_limit(argv[4]) : SECONDS * (int64_t)1000;
+    if ((argc != 4 && argc != 5) || server.limit == 0 || (strcmp(argv[1], "tap") != 0 && strcmp(argv[1], "xsk") != 0)) {
         fprintf(stderr, "usage: http_answer tap NAME ADDRESS/PREFIX [SECONDS]\n       http_answer xsk INTERFACE ADDRESS/PREFIX [SECONDS]\n");
         return 2;
     }
@@ -363,8 +383,11 @@ int main(int argc, char **argv) {
     netmem_endpoint local;
     memset(&local, 0, sizeof local);
     local.port = PORT;
-    /* Without options: what was sent to a client that was left, the stack gives up by itself. */
-    check(netmem_tcp_listen(server.stack, &local, NULL, &server.listener), "a listener");
+    netmem_tcp_options options;
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options;
+    options.send_buffer = SEND_BUFFER;
+    check(netmem_tcp_listen(server.stack, &local, &options, &server.listener), "a listener");
     server.now = milliseconds();
     accept_all(&server);
     printf("ready\n");
@@ -373,7 +396,7 @@ int main(int argc, char **argv) {
     while (pause_for(&server, turn(&server), STDIN_FILENO, INT_MAX)) {
     }
 
-    /* The end in order. A peer that does not acknowledge it is left after some seconds. */
+    /* The end in order. The server waits some seconds for peers to acknowledge it. */
     unsigned long long ended = server.ended;
     check(netmem_stack_shutdown(server.stack), "the end of the stack");
     time_t last = time(NULL) + LAST_SECONDS;
@@ -382,13 +405,14 @@ int main(int argc, char **argv) {
     for (;;) {
         size_t work = turn(&server);
         check(netmem_stack_get_stats(server.stack, &stats), "the counts");
-        /* The page of the bodies is left. The device returns the last frame's without a wake-up. */
+        /* The page of the bodies is still allocated. The device returns the pages of the last frame
+         * without a wake-up. */
         if ((work == 0 && netmem_stack_is_shut_down(server.stack) && stats.send_pages == 1) || time(NULL) > last)
             break;
         pause_for(&server, work, -1, 20);
     }
     while (server.clients != NULL)
-        leave(&server, server.clients);
+        close_client(&server, server.clients);
     check(netmem_tcp_listener_close(server.listener), "the end of the listener");
     netmem_frag_release(&server.page);
     check(netmem_stack_close(server.stack, &stats), "the end of the stack");

@@ -28,6 +28,9 @@ inline void check(netmem_status status) {
         throw error(status);
 }
 
+/* What the classes below are made of: not for programs. */
+namespace detail {
+
 /* A structure of the header, of its size, and zeros. */
 template <typename Structure> Structure sized() {
     Structure made = Structure();
@@ -51,7 +54,6 @@ template <typename From, typename Stats, typename Handle> Stats counted(netmem_s
 /* The owner of a handle, which it closes. */
 template <typename Handle, auto close> class owner {
   public:
-    owner() noexcept = default;
     explicit owner(Handle *owned) noexcept : handle_(owned) {}
     owner(owner &&from) noexcept : handle_(from.release()) {}
     owner &operator=(owner &&from) noexcept {
@@ -62,11 +64,14 @@ template <typename Handle, auto close> class owner {
         if (handle_ != nullptr)
             end(close);
     }
-    Handle *get() const noexcept { return handle_; }
+    Handle *get() noexcept { return handle_; }
+    const Handle *get() const noexcept { return handle_; }
     /* Gives up the handle, which the caller owns then. */
     Handle *release() noexcept { return std::exchange(handle_, nullptr); }
 
   protected:
+    owner() noexcept = default;
+
     Handle *handle_ = nullptr;
 
   private:
@@ -75,6 +80,8 @@ template <typename Handle, auto close> class owner {
         function(handle_, More()...);
     }
 };
+
+} // namespace detail
 
 /* Counted bytes of a page. */
 class frag {
@@ -114,11 +121,11 @@ class frag {
     netmem_frag frag_;
 };
 
-class region : public owner<netmem_region, netmem_region_close> {
+class region : public detail::owner<netmem_region, netmem_region_close> {
   public:
     explicit region(const netmem_region_options &options) { check(netmem_region_create(&options, &handle_)); }
     explicit region(std::size_t pages) {
-        netmem_region_options options = sized<netmem_region_options>();
+        netmem_region_options options = detail::sized<netmem_region_options>();
         options.pages = pages;
         check(netmem_region_create(&options, &handle_));
     }
@@ -126,13 +133,13 @@ class region : public owner<netmem_region, netmem_region_close> {
 };
 
 inline netmem_pool_options pool_options(const char *name) {
-    netmem_pool_options options = sized<netmem_pool_options>();
+    netmem_pool_options options = detail::sized<netmem_pool_options>();
     options.name = name;
     return options;
 }
 
 /* The pool of the thread that allocates from it first. */
-class page_pool : public owner<netmem_page_pool, netmem_page_pool_close> {
+class page_pool : public detail::owner<netmem_page_pool, netmem_page_pool_close> {
   public:
     page_pool(const region &region, const netmem_pool_options &options) { check(netmem_page_pool_create(region.get(), &options, &handle_)); }
     /* Empty if there is no page. */
@@ -141,11 +148,11 @@ class page_pool : public owner<netmem_page_pool, netmem_page_pool_close> {
         netmem_page_pool_alloc(handle_, &out, 1);
         return frag(out);
     }
-    netmem_page_pool_stats stats() { return counted(netmem_page_pool_get_stats, handle_); }
+    netmem_page_pool_stats stats() { return detail::counted(netmem_page_pool_get_stats, handle_); }
 };
 
 /* The pool of every thread. */
-class shared_pool : public owner<netmem_shared_pool, netmem_shared_pool_close> {
+class shared_pool : public detail::owner<netmem_shared_pool, netmem_shared_pool_close> {
   public:
     shared_pool(const region &region, const netmem_pool_options &options) {
         check(netmem_shared_pool_create(region.get(), &options, &handle_));
@@ -157,8 +164,8 @@ class shared_pool : public owner<netmem_shared_pool, netmem_shared_pool_close> {
         return frag(out);
     }
     /* Sleeps until there is a page. */
-    frag wait() const { return frag(written(netmem_shared_pool_wait, handle_)); }
-    netmem_shared_pool_stats stats() const { return counted(netmem_shared_pool_get_stats, handle_); }
+    frag wait() const { return frag(detail::written(netmem_shared_pool_wait, handle_)); }
+    netmem_shared_pool_stats stats() const { return detail::counted(netmem_shared_pool_get_stats, handle_); }
 };
 
 /* Up to N fragments in order, which a queue receives or sends at once. */
@@ -223,20 +230,21 @@ template <std::size_t N> class frag_group {
 };
 
 /* A region, registered with the kernel for AF_XDP. */
-class umem : public owner<netmem_umem, netmem_umem_close> {
+class umem : public detail::owner<netmem_umem, netmem_umem_close> {
   public:
     umem(const region &region, const netmem_umem_options &options) { check(netmem_umem_create(region.get(), &options, &handle_)); }
     explicit umem(const region &region) {
-        netmem_umem_options options = sized<netmem_umem_options>();
+        netmem_umem_options options = detail::sized<netmem_umem_options>();
         check(netmem_umem_create(region.get(), &options, &handle_));
     }
 };
 
 /* The receive queue of an AF_XDP socket, of the thread that uses it first. */
-class xsk_rx : public owner<netmem_xsk_rx, netmem_xsk_rx_close> {
+class xsk_rx : public detail::owner<netmem_xsk_rx, netmem_xsk_rx_close> {
   public:
     /* Becomes the owner of a handle of netmem_xsk_open. */
     using owner::owner;
+    xsk_rx() = delete;
     /* Releases what the group has, and receives up to N frames, each in one fragment. */
     template <std::size_t N> std::size_t receive(frag_group<N> &group) {
         return group.receive_by([this](netmem_frag *frags, std::size_t n) { netmem_xsk_rx_release(handle_, frags, n); },
@@ -251,16 +259,17 @@ class xsk_rx : public owner<netmem_xsk_rx, netmem_xsk_rx_close> {
     }
     int fd() const noexcept { return netmem_xsk_rx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() { return written(netmem_xsk_rx_arm, handle_); }
+    bool arm() { return detail::written(netmem_xsk_rx_arm, handle_); }
     void disarm() noexcept { netmem_xsk_rx_disarm(handle_); }
-    netmem_xsk_rx_stats stats() { return counted(netmem_xsk_rx_get_stats, handle_); }
+    netmem_xsk_rx_stats stats() { return detail::counted(netmem_xsk_rx_get_stats, handle_); }
 };
 
 /* The transmit queue of an AF_XDP socket, of the thread that uses it first. */
-class xsk_tx : public owner<netmem_xsk_tx, netmem_xsk_tx_close> {
+class xsk_tx : public detail::owner<netmem_xsk_tx, netmem_xsk_tx_close> {
   public:
     /* Becomes the owner of a handle of netmem_xsk_open. */
     using owner::owner;
+    xsk_tx() = delete;
     /* Sends the fragments of the group, each a frame, and returns how many. The others stay in the
      * group, also if this throws. */
     template <std::size_t N> std::size_t send(frag_group<N> &group) {
@@ -284,9 +293,9 @@ class xsk_tx : public owner<netmem_xsk_tx, netmem_xsk_tx_close> {
     std::size_t complete() noexcept { return netmem_xsk_tx_complete(handle_, nullptr); }
     int fd() const noexcept { return netmem_xsk_tx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() { return written(netmem_xsk_tx_arm, handle_); }
+    bool arm() { return detail::written(netmem_xsk_tx_arm, handle_); }
     void disarm() noexcept { netmem_xsk_tx_disarm(handle_); }
-    netmem_xsk_tx_stats stats() { return counted(netmem_xsk_tx_get_stats, handle_); }
+    netmem_xsk_tx_stats stats() { return detail::counted(netmem_xsk_tx_get_stats, handle_); }
 };
 
 /* Both queues of an AF_XDP socket. */
@@ -296,7 +305,7 @@ struct xsk {
 };
 
 inline netmem_xsk_options xsk_options(const char *interface, std::uint32_t queue) {
-    netmem_xsk_options options = sized<netmem_xsk_options>();
+    netmem_xsk_options options = detail::sized<netmem_xsk_options>();
     options.interface = interface;
     options.queue = queue;
     return options;
@@ -317,7 +326,7 @@ inline xsk_tx open_xsk_tx(const umem &umem, const netmem_xsk_options &options) {
 }
 
 /* Sockets that a helper has opened, and its program, until the end of the value. */
-class xsk_grant : public owner<netmem_xsk_grant, netmem_xsk_grant_close> {
+class xsk_grant : public detail::owner<netmem_xsk_grant, netmem_xsk_grant_close> {
   public:
     /* Null: of any interface. */
     explicit xsk_grant(const char *socket, const char *interface = nullptr) {
@@ -343,12 +352,12 @@ class xsk_grant : public owner<netmem_xsk_grant, netmem_xsk_grant_close> {
 };
 
 /* An XDP program on an interface, until the end of the value. */
-class xdp_program : public owner<netmem_xdp_program, netmem_xdp_program_close> {
+class xdp_program : public detail::owner<netmem_xdp_program, netmem_xdp_program_close> {
   public:
     xdp_program(const char *interface, const netmem_xdp_options &options) { check(netmem_xdp_program_attach(interface, &options, &handle_)); }
     /* Redirects every frame. */
     explicit xdp_program(const char *interface) {
-        netmem_xdp_options options = sized<netmem_xdp_options>();
+        netmem_xdp_options options = detail::sized<netmem_xdp_options>();
         check(netmem_xdp_program_attach(interface, &options, &handle_));
     }
     void insert(const xsk_rx &rx) { check(netmem_xdp_program_insert(handle_, rx.get())); }
@@ -361,12 +370,12 @@ inline netmem_endpoint endpoint(const char *text) {
 }
 
 inline netmem_tcp_options tcp_options() {
-    netmem_tcp_options options = sized<netmem_tcp_options>();
+    netmem_tcp_options options = detail::sized<netmem_tcp_options>();
     return options;
 }
 
 /* A TCP connection, of the thread of its stack. */
-class tcp : public owner<netmem_tcp, netmem_tcp_close> {
+class tcp : public detail::owner<netmem_tcp, netmem_tcp_close> {
   public:
     /* None. */
     tcp() noexcept = default;
@@ -398,7 +407,7 @@ class tcp : public owner<netmem_tcp, netmem_tcp_close> {
         return written;
     }
     /* Throws why the connection was not made, or has ended. */
-    bool is_connected() { return written(netmem_tcp_is_connected, handle_); }
+    bool is_connected() { return detail::written(netmem_tcp_is_connected, handle_); }
     netmem_endpoint local() const {
         netmem_endpoint endpoint;
         check(netmem_tcp_endpoints(handle_, &endpoint, nullptr));
@@ -416,24 +425,25 @@ class tcp : public owner<netmem_tcp, netmem_tcp_close> {
 };
 
 /* A socket that accepts connections, of the thread of its stack: netmem::stack::listen. */
-class tcp_listener : public owner<netmem_tcp_listener, netmem_tcp_listener_close> {
+class tcp_listener : public detail::owner<netmem_tcp_listener, netmem_tcp_listener_close> {
   public:
     /* Becomes the owner of a handle of netmem_tcp_listen. */
     using owner::owner;
+    tcp_listener() = delete;
     /* None if none waits. */
-    tcp accept() { return tcp(written(netmem_tcp_accept, handle_)); }
-    netmem_endpoint local() const { return written(netmem_tcp_listener_local, handle_); }
+    tcp accept() { return tcp(detail::written(netmem_tcp_accept, handle_)); }
+    netmem_endpoint local() const { return detail::written(netmem_tcp_listener_local, handle_); }
     void set_context(void *context) { check(netmem_tcp_listener_set_context(handle_, context)); }
 };
 
 inline netmem_stack_options stack_options(const char *addresses) {
-    netmem_stack_options options = sized<netmem_stack_options>();
+    netmem_stack_options options = detail::sized<netmem_stack_options>();
     options.addresses = addresses;
     return options;
 }
 
 /* A TCP/IP stack, of the thread that makes it. Its listeners and connections may live longer. */
-class stack : public owner<netmem_stack, netmem_stack_close> {
+class stack : public detail::owner<netmem_stack, netmem_stack_close> {
   public:
     /* On the tap of the options. */
     explicit stack(const netmem_stack_options &options) { check(netmem_stack_open_tap(&options, &handle_)); }
@@ -444,7 +454,7 @@ class stack : public owner<netmem_stack, netmem_stack_close> {
             queues.rx.release(), queues.tx.release();
         check(status);
     }
-    std::size_t poll() { return written(netmem_stack_poll, handle_); }
+    std::size_t poll() { return detail::written(netmem_stack_poll, handle_); }
     /* False if there is no event. */
     bool next_event(netmem_event &event) noexcept {
         event.size = sizeof event;
@@ -452,7 +462,7 @@ class stack : public owner<netmem_stack, netmem_stack_close> {
     }
     int fd() const noexcept { return netmem_stack_fd(handle_); }
     /* Nanoseconds to sleep at most until `fd` is readable: 0 for no sleep, -1 for ever. */
-    std::int64_t arm() { return written(netmem_stack_arm, handle_); }
+    std::int64_t arm() { return detail::written(netmem_stack_arm, handle_); }
     void disarm() noexcept { netmem_stack_disarm(handle_); }
     /* Empty if there is no page. */
     frag alloc() noexcept {
@@ -472,11 +482,11 @@ class stack : public owner<netmem_stack, netmem_stack_close> {
     }
     void shutdown() { check(netmem_stack_shutdown(handle_)); }
     bool is_shut_down() noexcept { return netmem_stack_is_shut_down(handle_); }
-    netmem_stack_stats stats() { return counted(netmem_stack_get_stats, handle_); }
+    netmem_stack_stats stats() { return detail::counted(netmem_stack_get_stats, handle_); }
 };
 
 /* Device memory. */
-class devmem : public owner<netmem_devmem, netmem_devmem_close> {
+class devmem : public detail::owner<netmem_devmem, netmem_devmem_close> {
   public:
     /* Becomes the owner of a handle of netmem_devmem_create, _create_cuda or _bind. */
     using owner::owner;
@@ -494,15 +504,16 @@ class devmem : public owner<netmem_devmem, netmem_devmem_close> {
     }
     void read(std::uint64_t offset, void *to, std::size_t length) const { check(netmem_devmem_read(handle_, offset, to, length)); }
     void write(std::uint64_t offset, const void *from, std::size_t length) { check(netmem_devmem_write(handle_, offset, from, length)); }
-    std::uint64_t device_address() const { return written(netmem_devmem_device_address, handle_); }
+    std::uint64_t device_address() const { return detail::written(netmem_devmem_device_address, handle_); }
     int fd() const noexcept { return netmem_devmem_fd(handle_); }
-    netmem_devmem_stats stats() const { return counted(netmem_devmem_get_stats, handle_); }
+    netmem_devmem_stats stats() const { return detail::counted(netmem_devmem_get_stats, handle_); }
 };
 
 /* Returns tokens of a stream, on any thread. */
-class devmem_returner : public owner<netmem_devmem_returner, netmem_devmem_returner_close> {
+class devmem_returner : public detail::owner<netmem_devmem_returner, netmem_devmem_returner_close> {
   public:
     using owner::owner;
+    devmem_returner() = delete;
     /* Returns how many pages were. */
     std::size_t give_back(const netmem_devmem_extent *extents, std::size_t n) const {
         std::size_t returned = 0;
@@ -512,9 +523,10 @@ class devmem_returner : public owner<netmem_devmem_returner, netmem_devmem_retur
 };
 
 /* A TCP connection into and out of device memory, on the thread of its stack. */
-class devmem_stream : public owner<netmem_devmem_stream, netmem_devmem_stream_close> {
+class devmem_stream : public detail::owner<netmem_devmem_stream, netmem_devmem_stream_close> {
   public:
     using owner::owner;
+    devmem_stream() = delete;
     explicit operator bool() const noexcept { return handle_ != nullptr; }
     /* Returns how many extents were received. `ended`: the peer sends no more. */
     std::size_t receive(netmem_devmem_extent *extents, std::size_t n, bool &ended) {
@@ -546,19 +558,20 @@ class devmem_stream : public owner<netmem_devmem_stream, netmem_devmem_stream_cl
         return done;
     }
     void shutdown() { check(netmem_devmem_stream_shutdown(handle_)); }
-    devmem_returner returner() { return devmem_returner(written(netmem_devmem_returner_open, handle_)); }
-    netmem_devmem_stream_stats stats() { return counted(netmem_devmem_stream_get_stats, handle_); }
+    devmem_returner returner() { return devmem_returner(detail::written(netmem_devmem_returner_open, handle_)); }
+    netmem_devmem_stream_stats stats() { return detail::counted(netmem_devmem_stream_get_stats, handle_); }
 };
 
-class devmem_listener : public owner<netmem_devmem_listener, netmem_devmem_listener_close> {
+class devmem_listener : public detail::owner<netmem_devmem_listener, netmem_devmem_listener_close> {
   public:
     using owner::owner;
+    devmem_listener() = delete;
     /* False if no connection waits. */
-    devmem_stream accept() { return devmem_stream(written(netmem_devmem_accept, handle_)); }
+    devmem_stream accept() { return devmem_stream(detail::written(netmem_devmem_accept, handle_)); }
 };
 
 inline netmem_devmem_stack_options devmem_stack_options(const char *socket, const char *address) {
-    netmem_devmem_stack_options options = sized<netmem_devmem_stack_options>();
+    netmem_devmem_stack_options options = detail::sized<netmem_devmem_stack_options>();
     options.socket = socket;
     options.address = address;
     return options;
@@ -566,15 +579,15 @@ inline netmem_devmem_stack_options devmem_stack_options(const char *socket, cons
 
 /* A host on a virtio-net device. The end of the value resets connections that are open: close()
  * waits for what was sent. */
-class devmem_stack : public owner<netmem_devmem_stack, netmem_devmem_stack_close> {
+class devmem_stack : public detail::owner<netmem_devmem_stack, netmem_devmem_stack_close> {
   public:
     devmem_stack(const devmem &memory, const netmem_devmem_stack_options &options) {
         check(netmem_devmem_stack_open(memory.get(), &options, &handle_));
     }
-    std::size_t poll() { return written(netmem_devmem_stack_poll, handle_); }
+    std::size_t poll() { return detail::written(netmem_devmem_stack_poll, handle_); }
     int fd() const noexcept { return netmem_devmem_stack_fd(handle_); }
     /* Nanoseconds to sleep at most until `fd` is readable: 0 for no sleep, -1 for ever. */
-    bool arm() { return written(netmem_devmem_stack_arm, handle_); }
+    std::int64_t arm() { return detail::written(netmem_devmem_stack_arm, handle_); }
     void disarm() noexcept { netmem_devmem_stack_disarm(handle_); }
     devmem_listener listen(std::uint16_t port) {
         netmem_devmem_listener *made = nullptr;
@@ -586,7 +599,7 @@ class devmem_stack : public owner<netmem_devmem_stack, netmem_devmem_stack_close
         check(netmem_devmem_connect(handle_, peer, &made));
         return devmem_stream(made);
     }
-    netmem_devmem_stack_stats stats() { return counted(netmem_devmem_stack_get_stats, handle_); }
+    netmem_devmem_stack_stats stats() { return detail::counted(netmem_devmem_stack_get_stats, handle_); }
     /* Sends what is left, for at most so long. After a misuse the value is still open. */
     void close(std::uint32_t milliseconds) {
         const netmem_status status = netmem_devmem_stack_close(handle_, milliseconds);
@@ -597,10 +610,11 @@ class devmem_stack : public owner<netmem_devmem_stack, netmem_devmem_stack_close
 };
 
 /* A receive queue of a virtio-net device, of the thread that uses it first. */
-class virtio_rx : public owner<netmem_virtio_rx, netmem_virtio_rx_close> {
+class virtio_rx : public detail::owner<netmem_virtio_rx, netmem_virtio_rx_close> {
   public:
     /* Becomes the owner of a handle of netmem_virtio_connect. */
     using owner::owner;
+    virtio_rx() = delete;
     /* Releases what the group has, and receives up to N frames, each in one fragment. */
     template <std::size_t N> std::size_t receive(frag_group<N> &group) {
         return group.receive_by([this](netmem_frag *frags, std::size_t n) { netmem_virtio_rx_release(handle_, frags, n); },
@@ -610,16 +624,17 @@ class virtio_rx : public owner<netmem_virtio_rx, netmem_virtio_rx_close> {
     }
     int fd() const noexcept { return netmem_virtio_rx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() { return written(netmem_virtio_rx_arm, handle_); }
+    bool arm() { return detail::written(netmem_virtio_rx_arm, handle_); }
     void disarm() noexcept { netmem_virtio_rx_disarm(handle_); }
-    netmem_virtio_rx_stats stats() { return counted(netmem_virtio_rx_get_stats, handle_); }
+    netmem_virtio_rx_stats stats() { return detail::counted(netmem_virtio_rx_get_stats, handle_); }
 };
 
 /* A transmit queue of a virtio-net device, of the thread that uses it first. */
-class virtio_tx : public owner<netmem_virtio_tx, netmem_virtio_tx_close> {
+class virtio_tx : public detail::owner<netmem_virtio_tx, netmem_virtio_tx_close> {
   public:
     /* Becomes the owner of a handle of netmem_virtio_connect. */
     using owner::owner;
+    virtio_tx() = delete;
     /* Sends the fragments of the group, each a frame, and returns how many. The others stay in the
      * group, also if this throws. */
     template <std::size_t N> std::size_t send(frag_group<N> &group) {
@@ -632,20 +647,20 @@ class virtio_tx : public owner<netmem_virtio_tx, netmem_virtio_tx_close> {
     std::size_t complete() noexcept { return netmem_virtio_tx_complete(handle_, nullptr); }
     int fd() const noexcept { return netmem_virtio_tx_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() { return written(netmem_virtio_tx_arm, handle_); }
+    bool arm() { return detail::written(netmem_virtio_tx_arm, handle_); }
     void disarm() noexcept { netmem_virtio_tx_disarm(handle_); }
-    netmem_virtio_tx_stats stats() { return counted(netmem_virtio_tx_get_stats, handle_); }
+    netmem_virtio_tx_stats stats() { return detail::counted(netmem_virtio_tx_get_stats, handle_); }
 };
 
 inline netmem_virtio_options virtio_options(const char *socket) {
-    netmem_virtio_options options = sized<netmem_virtio_options>();
+    netmem_virtio_options options = detail::sized<netmem_virtio_options>();
     options.socket = socket;
     return options;
 }
 
-/* A virtio-net device that the driver is connected to, with its queues: `rx` and `tx` are taken out
- * by those who use them. */
-class virtio_net : public owner<netmem_virtio_net, netmem_virtio_net_close> {
+/* A virtio-net device that the driver is connected to, with its queues: `rx` and `tx` are moved out
+ * by the threads that use them. `get` is also for the `share` of another driver's options. */
+class virtio_net : public detail::owner<netmem_virtio_net, netmem_virtio_net_close> {
   public:
     explicit virtio_net(const netmem_virtio_options &options) {
         const std::size_t pairs = options.pairs == 0 ? 1 : options.pairs;
@@ -659,6 +674,19 @@ class virtio_net : public owner<netmem_virtio_net, netmem_virtio_net_close> {
             tx.emplace_back(transmit[i]);
         }
     }
+    virtio_net(virtio_net &&from) noexcept = default;
+    /* Swaps, so that a move to itself changes nothing. */
+    virtio_net &operator=(virtio_net &&from) noexcept {
+        owner::operator=(std::move(from));
+        std::swap(rx, from.rx);
+        std::swap(tx, from.tx);
+        return *this;
+    }
+    /* The handle is closed before the queues: the last queue closes the connection. */
+    ~virtio_net() {
+        if (handle_ != nullptr)
+            netmem_virtio_net_close(release());
+    }
     /* Empty if there is no page to send from. */
     frag alloc() const noexcept {
         netmem_frag out = netmem_frag();
@@ -667,20 +695,19 @@ class virtio_net : public owner<netmem_virtio_net, netmem_virtio_net_close> {
     }
     bool is_connected() const noexcept { return netmem_virtio_net_is_connected(handle_); }
     void reconnect(const char *socket) { check(netmem_virtio_net_reconnect(handle_, socket)); }
-    /* For the `share` of another driver's options. */
 
     std::vector<virtio_rx> rx;
     std::vector<virtio_tx> tx;
 };
 
 /* A virtio-net device for virtual machines, of the thread that moves its frames. */
-class virtio_device : public owner<netmem_virtio_device, netmem_virtio_device_close> {
+class virtio_device : public detail::owner<netmem_virtio_device, netmem_virtio_device_close> {
   public:
     virtio_device(const region &region, const netmem_virtio_device_options &options) {
         check(netmem_virtio_device_create(region.get(), &options, &handle_));
     }
     explicit virtio_device(const region &region) {
-        netmem_virtio_device_options options = sized<netmem_virtio_device_options>();
+        netmem_virtio_device_options options = detail::sized<netmem_virtio_device_options>();
         check(netmem_virtio_device_create(region.get(), &options, &handle_));
     }
     void listen(const char *socket) { check(netmem_virtio_device_listen(handle_, socket)); }
@@ -704,9 +731,9 @@ class virtio_device : public owner<netmem_virtio_device, netmem_virtio_device_cl
     }
     int fd() const noexcept { return netmem_virtio_device_fd(handle_); }
     /* Whether to sleep until `fd` is readable. */
-    bool arm() { return written(netmem_virtio_device_arm, handle_); }
+    bool arm() { return detail::written(netmem_virtio_device_arm, handle_); }
     void disarm() noexcept { netmem_virtio_device_disarm(handle_); }
-    netmem_virtio_device_stats stats() { return counted(netmem_virtio_device_get_stats, handle_); }
+    netmem_virtio_device_stats stats() { return detail::counted(netmem_virtio_device_get_stats, handle_); }
 };
 
 } // namespace netmem

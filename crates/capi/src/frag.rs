@@ -153,6 +153,19 @@ pub(crate) unsafe fn room<'a>(
     }
 }
 
+/// Room for results as room for optional fragments: what is written there is a variable of the
+/// header.
+///
+/// # Safety
+///
+/// Room for `n` fragments, which nothing else uses during `'a`.
+#[inline]
+pub(crate) unsafe fn results<'a>(frags: *mut netmem_frag, n: usize) -> &'a mut [MaybeUninit<Option<Frag<Kept>>>] {
+    // SAFETY: as the caller promises. A variable is an optional fragment, with the same size and no
+    // smaller alignment, and `None` has the null pointer of an empty one: see the assertions above.
+    unsafe { std::slice::from_raw_parts_mut(frags.cast(), n) }
+}
+
 /// Variables of the header as optional fragments of a kind of memory.
 ///
 /// # Safety
@@ -161,7 +174,8 @@ pub(crate) unsafe fn room<'a>(
 /// and only after its page was found to be of a pool of this kind.
 #[inline]
 pub(crate) unsafe fn variables<'a, M: Memory>(frags: *mut netmem_frag, n: usize) -> &'a mut [Option<Frag<M>>] {
-    const { assert!(size_of::<Frag<M>>() == size_of::<Frag<Kept>>()) }
+    const { assert!(size_of::<Option<Frag<M>>>() == size_of::<netmem_frag>()) }
+    const { assert!(align_of::<netmem_frag>() >= align_of::<Option<Frag<M>>>()) }
     // SAFETY: as the caller promises. That a variable is an optional fragment is compared above.
     unsafe { std::slice::from_raw_parts_mut(frags.cast(), n) }
 }

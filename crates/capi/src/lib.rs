@@ -34,6 +34,7 @@
 #![allow(non_camel_case_types, reason = "the names are C's")]
 #![allow(clippy::missing_safety_doc, reason = "stated once: the pointers are what the header says they are")]
 
+mod callback;
 pub mod counts;
 pub mod devmem;
 pub mod frag;

@@ -139,8 +139,8 @@ pub unsafe extern "C" fn netmem_page_pool_alloc(
     if let Some(pool) = unsafe { owned::try_mut(pool) }
         && !frags.is_null()
     {
-        // SAFETY: the caller has room for `n` variables there: see `frag::variables`.
-        done = pool.alloc_group(unsafe { std::slice::from_raw_parts_mut(frags.cast(), n) });
+        // SAFETY: the caller has room for `n` variables there.
+        done = pool.alloc_group(unsafe { frag::results(frags, n) });
         if done == n {
             return n;
         }

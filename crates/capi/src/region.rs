@@ -1,5 +1,6 @@
 //! Regions: memory that is cut into pages.
 
+use crate::callback;
 use crate::handle::{self, Kind};
 use crate::options::{self, Versioned};
 use crate::status::{Failure, netmem_status, status};
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn netmem_region_create(
 /// the memory may be freed. Runs on the thread that released the last page or closed the region or
 /// pool. It may call every function of the library. If it throws, the process aborts; it must not
 /// jump out.
-pub type netmem_release_fn = Option<unsafe extern "C" fn(context: *mut c_void)>;
+pub type netmem_release_fn = Option<unsafe extern "C-unwind" fn(context: *mut c_void)>;
 
 /// Foreign memory, and how it is released.
 struct Foreign {
@@ -98,7 +99,7 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: the caller of `netmem_region_from_memory` promised it for this context.
-            unsafe { release(self.context) };
+            callback::run(|| unsafe { release(self.context) });
         }
     }
 }

@@ -73,7 +73,7 @@ mod tests {
     /// borrowed any more.
     #[test]
     fn calls_after_a_grace_period_run_after_the_body() {
-        unsafe extern "C" fn count(calls: *mut c_void) {
+        unsafe extern "C-unwind" fn count(calls: *mut c_void) {
             // SAFETY: the test's count.
             unsafe { &*calls.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
         }

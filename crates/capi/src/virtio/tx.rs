@@ -49,11 +49,6 @@ impl TxQueue for Transmit {
         self.queue.send(packet)
     }
 
-    #[inline]
-    fn send_group(&mut self, packets: &mut [Option<Packet<PeerShared>>]) -> usize {
-        self.queue.send_group(packets)
-    }
-
     fn sendable(&self, packet: &Packet<PeerShared>) -> Sendable {
         self.queue.sendable(packet)
     }

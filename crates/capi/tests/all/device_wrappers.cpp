@@ -8,7 +8,12 @@
 #include <cstring>
 #include <poll.h>
 #include <thread>
+#include <type_traits>
 #include <vector>
+
+/* Nanoseconds, as of the other stack. */
+static_assert(std::is_same<decltype(std::declval<netmem::devmem_stack &>().arm()), std::int64_t>::value, "nanoseconds");
+static_assert(std::is_same<decltype(std::declval<netmem::stack &>().arm()), std::int64_t>::value, "nanoseconds");
 
 static void turn(netmem::devmem_stack &a, netmem::devmem_stack &b) {
     if (a.poll() + b.poll() > 0)

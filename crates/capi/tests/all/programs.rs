@@ -54,7 +54,7 @@ fn the_library_is_never_unloaded() {
 /// in the frames of the library.
 #[test]
 fn a_callback_that_throws_aborts() {
-    for callback in ["release", "read", "call"] {
+    for callback in ["release", "page", "read", "call"] {
         each_build(CPP, &["-std=c++17"], "tests/all/throws.cpp", |mut program| {
             let ended = program.arg(callback).output().expect("a program");
             let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));

@@ -46,7 +46,7 @@ void echo(netmem::virtio_device device, unsigned frames) {
     device.check_connection();
 }
 
-/* What one driver has allocated goes out by another one with its memory. */
+/* What one driver has allocated goes out by another one with its memory, which was moved. */
 bool forwards() {
     netmem::virtio_device one{netmem::region(64)}, two{netmem::region(64)};
     int ends[2][2];
@@ -62,7 +62,15 @@ bool forwards() {
     options.tx_pages = 0;
     options.fd = ends[1][0];
     options.share = from.get();
-    netmem::virtio_net to(options);
+    netmem::virtio_net connected(options), to(std::move(connected));
+    /* To itself, by another name so that no compiler warns. */
+    netmem::virtio_net &same = to;
+    to = std::move(same);
+    if (connected.get() != nullptr || !connected.tx.empty() || to.rx.size() != 1 || !to.is_connected())
+        return false;
+    /* Both are swapped, and back. */
+    std::swap(from, to);
+    to = std::move(from);
     for (int *pair : ends)
         close(pair[0]), close(pair[1]);
     netmem::frag frame = from.alloc();

@@ -291,7 +291,8 @@ impl<B: Buffers> ReceivePath<B> {
         drop(handled);
         if ended || n < read {
             // What the next entries name is judged before the buffers of this group are posted
-            // again: the device does not have those.
+            // again: the device does not have those. A split ring has no group if the device claims
+            // more than was posted. A packed ring does not read an entry behind as many as were posted.
             _ = queue.pending(ALONE, B::prefetch);
         }
         let (n, left) = (usize::from(n), self.groups.left() - left);

@@ -181,7 +181,7 @@ impl<M: Memory> Page<M> {
     #[inline(always)]
     #[must_use]
     pub fn colour(&self) -> u32 {
-        // Descriptors have 64 bytes each.
+        // A descriptor has 64 bytes, which is asserted where `Desc` is defined.
         self.desc.as_ptr().addr() as u32 & !63
     }
 

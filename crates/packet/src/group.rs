@@ -92,9 +92,14 @@ pub struct RxGroup<'g, M: Memory> {
 
 impl<'g, M: Memory> RxGroup<'g, M> {
     /// A group of frames, each the data of its page, with `bytes` bytes in all. There is a page in
-    /// each place; afterwards there is none where the frame was taken. They are counted now,
-    /// before any code of the handler runs: see [`run_each`](Self::run_each) for what is taken back.
-    /// What became of them is counted when the group is dropped, also by a panic.
+    /// each place. They are counted now, before any code of the handler runs: see
+    /// [`run_each`](Self::run_each) for what is taken back. What became of them is counted when the
+    /// group is dropped, also by a panic.
+    ///
+    /// Afterwards each place has no page, or the same bytes of the same page with the same headroom;
+    /// only the length of the data may differ. This holds whatever the handler does, also if it
+    /// panics, or forgets the group. `unsafe` code of drivers may rely on it. The counters are only
+    /// right if the group is dropped, so that no `unsafe` code may rely on them.
     #[inline(always)]
     pub fn new(
         frames: &'g mut [Option<DataPage<M>>],

@@ -221,12 +221,17 @@ impl<B: Buffers> ReceivePath<B> {
         queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         budget: usize,
+    ///
+    /// # Safety
+    ///
+    /// The layout has [`groups`](Buffers::groups).
         sink: &mut impl FrameSink<B>,
     ) -> usize {
         let (mut done, groups) = (0, self.buffers.groups());
         while done < budget && self.stats.stopped.is_none() {
             if groups {
-                let frames = self.group(queue, napi, budget - done, sink);
+                // SAFETY: it has groups.
+                let frames = unsafe { self.group(queue, napi, budget - done, sink) };
                 done += frames;
                 if frames > 0 {
                     continue;
@@ -249,7 +254,7 @@ impl<B: Buffers> ReceivePath<B> {
     /// buffers as they used. Returns how many frames there were. If there are none, what is next in
     /// the ring is for [`batch`](Self::batch).
     #[inline]
-    fn group<F: DriverFormat>(
+    unsafe fn group<F: DriverFormat>(
         &mut self,
         queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
@@ -258,10 +263,13 @@ impl<B: Buffers> ReceivePath<B> {
     ) -> usize {
         let reads_header = self.header != HeaderFields::Plain;
         let most = RX_BATCH.min(budget.try_into().unwrap_or(RX_BATCH));
-        let (mut n, ended, mut bytes) = if reads_header && self.buffers.header_apart() {
-            Self::read_group::<F, true>(queue, most)
-        } else {
-            Self::read_group::<F, false>(queue, most)
+        // SAFETY: the caller's.
+        let (mut n, ended, mut bytes) = unsafe {
+            if reads_header && self.buffers.header_apart() {
+                Self::read_group::<F, true>(queue, most)
+            } else {
+                Self::read_group::<F, false>(queue, most)
+            }
         };
         if n == 0 {
             return 0;
@@ -280,6 +288,10 @@ impl<B: Buffers> ReceivePath<B> {
         }
         let left = self.groups.left();
         let mut handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
+    ///
+    /// # Safety
+    ///
+    /// The layout of the buffers has [`groups`](Buffers::groups).
         let frames = B::frames(handled.lent.buffers);
         if n < read {
             bytes = frames.iter().flatten().map(|page| page.data().len() as u64).sum();
@@ -301,18 +313,21 @@ impl<B: Buffers> ReceivePath<B> {
     }
 
     /// Reads up to `most` used entries that are the next ones in order, sets the lengths of their
-    /// frames, and prefetches those. Returns how many there are, whether the next
-    /// used entry is anything else, and the bytes in all of them.
+    /// frames, and prefetches those. Returns how many there are, whether the next used entry is
+    /// anything else, and the bytes in all of them.
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]
-    fn read_group<F: DriverFormat, const APART: bool>(
+    unsafe fn read_group<F: DriverFormat, const APART: bool>(
         queue: &mut ShapedQueue<F, B::Buffer>,
         most: u16,
     ) -> (u16, bool, u64) {
         let mut bytes = 0;
         let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
-            B::arrived::<APART>(slot, len - HEADER);
+            // SAFETY: the caller's; the queue calls this with buffers that the device had, whose
+            // slots keep the memory that was posted, and with at most the bytes of a buffer. A page
+            // that a handler left in its place has its headroom: `RxGroup::new`.
+            unsafe { B::arrived::<APART>(slot, len - HEADER) };
             bytes += u64::from(len - HEADER);
         });
         (n, ended, bytes)
@@ -353,9 +368,9 @@ impl<B: Buffers> ReceivePath<B> {
         empty: usize,
         all: bool,
     ) {
-        let (mut room, layout) = (PageRoom::new(), self.buffers.layout());
-        if let Some(pages) = B::cached(napi, &mut room, empty) {
-            queue.refill_run(most, all, &mut CachedFilling::<B> { layout, pages });
+        let mut room = PageRoom::new();
+        if let Some(mut filling) = CachedFilling::new(&self.buffers, napi, &mut room, empty) {
+            queue.refill_run(most, all, &mut filling);
         }
     }
 

@@ -41,11 +41,12 @@ pub struct FrameCounts {
 }
 
 impl FrameCounts {
-    /// Frames that were dropped, so that their pages are in their places, if those are still whole.
+    /// Frames that were removed from their places. So many places of groups at least are empty
+    /// afterwards, also if a handler forgets a group: a frame counts once its place stays empty.
     #[inline(always)]
     #[must_use]
-    pub fn left(&self) -> u64 {
-        self.dropped + self.aborted
+    pub fn removed(&self) -> u64 {
+        self.passed + self.transmitted + self.redirected
     }
 }
 
@@ -150,7 +151,8 @@ impl<'g, M: Memory> RxGroup<'g, M> {
     /// what the default of [`run_batch`](Handler::run_batch) does.
     ///
     /// If user code panics, the frame that it had is lost. The frames behind it are no longer
-    /// counted if none was taken before: a driver delivers them again.
+    /// counted if none was taken before: a driver delivers them again. A handler that catches the
+    /// panic must not use the group any more: the group is at its end.
     #[inline(always)]
     pub fn run_each<H: Handler<M>>(&mut self, handler: &mut H) {
         let Self { frames, counts, meta, taken, ran } = self;

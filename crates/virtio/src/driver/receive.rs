@@ -32,6 +32,7 @@
 
 use super::buffer_layout::HeaderFields;
 use super::buffers::{Buffers, CachedFilling, ETHERNET, Filling, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
+use super::handled::Handled;
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
 use super::state::DriverState;
@@ -39,12 +40,11 @@ use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::driver::{
-    AnyShapedQueue, BATCH, DriverFormat, Lent, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
+    AnyShapedQueue, BATCH, DriverFormat, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
 };
 use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
 use netmem_pool::{Page, PageRoom};
 use std::ops::ControlFlow;
-use std::slice;
 
 /// Used buffers that are handled between two publications of new buffers.
 pub(super) const RX_BATCH: u16 = 64;
@@ -66,34 +66,6 @@ const ALONE: u16 = 32;
 const HEADER: u32 = VnetHdr::LEN as u32;
 /// The least that a device writes for a frame that is delivered.
 const SHORTEST: u32 = HEADER + ETHERNET as u32;
-
-/// A group that user code handles. Afterwards, also after a panic, the frames that were counted are
-/// taken, and the others stay in the queue.
-struct Handled<'q, B: Buffers> {
-    lent: Lent<'q, B::Buffer>,
-    counts: &'q mut FrameCounts,
-    /// Frames that were counted before.
-    before: u64,
-}
-
-impl<B: Buffers> Handled<'_, B> {
-    /// Releases the pages of the frames that were counted.
-    fn release(&mut self) {
-        let counted = (self.counts.frames - self.before) as usize;
-        B::frames(self.lent.buffers).iter_mut().take(counted).for_each(|page| *page = None);
-    }
-}
-
-impl<B: Buffers> Drop for Handled<'_, B> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        let len = |slot: &mut B::Buffer| {
-            let page = B::frames(slice::from_mut(slot)).first().and_then(Option::as_ref);
-            page.map_or(0, |page| page.data().len() as u32)
-        };
-        self.lent.handled((self.counts.frames - self.before) as usize, |slot| len(slot) + HEADER);
-    }
-}
 
 /// The part of a receive queue that does not depend on the format of the ring.
 struct ReceivePath<B> {
@@ -221,10 +193,6 @@ impl<B: Buffers> ReceivePath<B> {
         queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
         budget: usize,
-    ///
-    /// # Safety
-    ///
-    /// The layout has [`groups`](Buffers::groups).
         sink: &mut impl FrameSink<B>,
     ) -> usize {
         let (mut done, groups) = (0, self.buffers.groups());
@@ -253,6 +221,10 @@ impl<B: Buffers> ReceivePath<B> {
     /// their places and in the same state, in buffers that were used in order. Posts as many
     /// buffers as they used. Returns how many frames there were. If there are none, what is next in
     /// the ring is for [`batch`](Self::batch).
+    ///
+    /// # Safety
+    ///
+    /// The layout has [`groups`](Buffers::groups).
     #[inline]
     unsafe fn group<F: DriverFormat>(
         &mut self,
@@ -286,12 +258,8 @@ impl<B: Buffers> ReceivePath<B> {
                 return 0;
             }
         }
-        let left = self.groups.left();
+        let removed = self.groups.removed();
         let mut handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
-    ///
-    /// # Safety
-    ///
-    /// The layout of the buffers has [`groups`](Buffers::groups).
         let frames = B::frames(handled.lent.buffers);
         if n < read {
             bytes = frames.iter().flatten().map(|page| page.data().len() as u64).sum();
@@ -300,16 +268,19 @@ impl<B: Buffers> ReceivePath<B> {
         if !self.buffers.keeps() {
             handled.release();
         }
+        // A handler can have caught the panic. Frames that were not counted are delivered again.
+        let counted = handled.counted();
         drop(handled);
         if ended || n < read {
             // What the next entries name is judged before the buffers of this group are posted
-            // again: the device does not have those. A split ring has no group if the device claims
-            // more than was posted. A packed ring does not read an entry behind as many as were posted.
+            // again: the device does not have those. If the device claims more than was posted, a
+            // split ring has no group. A packed ring has one of at most what was posted, and reads
+            // no entry behind that.
             _ = queue.pending(ALONE, B::prefetch);
         }
-        let (n, left) = (usize::from(n), self.groups.left() - left);
-        self.refill_group(queue, napi, n, n.saturating_sub(left as usize));
-        n
+        let removed = self.groups.removed() - removed;
+        self.refill_group(queue, napi, counted, removed as usize);
+        counted
     }
 
     /// Reads up to `most` used entries that are the next ones in order, sets the lengths of their
@@ -317,6 +288,10 @@ impl<B: Buffers> ReceivePath<B> {
     /// anything else, and the bytes in all of them.
     ///
     /// It is not inlined, so that its loop has all registers.
+    ///
+    /// # Safety
+    ///
+    /// The layout of the buffers has [`groups`](Buffers::groups).
     #[inline(never)]
     unsafe fn read_group<F: DriverFormat, const APART: bool>(
         queue: &mut ShapedQueue<F, B::Buffer>,
@@ -356,7 +331,8 @@ impl<B: Buffers> ReceivePath<B> {
     }
 
     /// Posts up to `most` buffers in consecutive slots, while those that are empty find pages in
-    /// the array cache, which at most `empty` of them do. `all`: each of them is empty.
+    /// the array cache, which at most `empty` of them do. `all` states that each of these slots
+    /// has no page.
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]

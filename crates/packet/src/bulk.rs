@@ -154,6 +154,9 @@ impl<T: TxQueue> TxBulk<T> {
     /// A bulk made by [`holding`](Self::holding) keeps the first packet that the target has no room
     /// for, and all behind it. A packet that the target refuses for another reason is dropped and
     /// counted by this call: also a packet that could not be mapped at this moment.
+    ///
+    /// If the target panics, the packets that it took count as sent, also the one over which it
+    /// panicked. The others stay held.
     pub fn flush(&mut self) {
         self.pushed = 0;
         self.target.complete();
@@ -161,12 +164,7 @@ impl<T: TxQueue> TxBulk<T> {
             return;
         }
         while self.held > 0 {
-            let end = self.places.len().min(self.first + self.held);
-            let group = &mut self.places[self.first..end];
-            let (most, sent) = (group.len(), self.target.send_group(group));
-            self.stats.sent += sent as u64;
-            self.advance(sent);
-            if sent == most {
+            if self.send_group() {
                 continue;
             }
             let refused = self.places[self.first].as_ref();
@@ -180,6 +178,17 @@ impl<T: TxQueue> TxBulk<T> {
             drop(refused);
         }
         self.target.flush();
+    }
+
+    /// Sends the packets up to the end of the places. Returns whether the target accepted all of
+    /// them.
+    fn send_group(&mut self) -> bool {
+        let (first, most) = (self.first, self.held.min(self.places.len() - self.first));
+        let mut sending = Sending { bulk: self, most, sent: None };
+        let TxBulk { target, places, .. } = &mut *sending.bulk;
+        let sent = target.send_group(&mut places[first..first + most]).min(most);
+        sending.sent = Some(sent);
+        sent == most
     }
 
     /// The first `n` places are empty now.
@@ -225,6 +234,25 @@ impl<T: TxQueue> TxBulk<T> {
     pub fn into_target(mut self) -> T {
         self.flush();
         self.target
+    }
+}
+
+/// A group of `most` packets that is being sent. Its drop counts the packets that were sent.
+struct Sending<'b, T: TxQueue> {
+    bulk: &'b mut TxBulk<T>,
+    most: usize,
+    /// `None` if the target has panicked. The packets in front of the first that is still there then
+    /// count as sent, also the one over which it panicked.
+    sent: Option<usize>,
+}
+
+impl<T: TxQueue> Drop for Sending<'_, T> {
+    fn drop(&mut self) {
+        let Self { bulk, most, sent } = self;
+        let group = &bulk.places[bulk.first..bulk.first + *most];
+        let sent = sent.unwrap_or_else(|| group.iter().take_while(|place| place.is_none()).count());
+        bulk.stats.sent += sent as u64;
+        bulk.advance(sent);
     }
 }
 

@@ -41,11 +41,12 @@ pub struct FrameCounts {
 }
 
 impl FrameCounts {
-    /// Frames that were dropped, so that their pages are in their places, if those are still whole.
+    /// Frames that were removed from their places. So many places of groups at least are empty
+    /// afterwards, also if a handler forgets a group: a frame counts once its place stays empty.
     #[inline(always)]
     #[must_use]
-    pub fn left(&self) -> u64 {
-        self.dropped + self.aborted
+    pub fn removed(&self) -> u64 {
+        self.passed + self.transmitted + self.redirected
     }
 }
 
@@ -92,9 +93,14 @@ pub struct RxGroup<'g, M: Memory> {
 
 impl<'g, M: Memory> RxGroup<'g, M> {
     /// A group of frames, each the data of its page, with `bytes` bytes in all. There is a page in
-    /// each place; afterwards there is none where the frame was taken. They are counted now,
-    /// before any code of the handler runs: see [`run_each`](Self::run_each) for what is taken back.
-    /// What became of them is counted when the group is dropped, also by a panic.
+    /// each place. They are counted now, before any code of the handler runs: see
+    /// [`run_each`](Self::run_each) for what is taken back. What became of them is counted when the
+    /// group is dropped, also by a panic.
+    ///
+    /// Afterwards each place has no page, or the same bytes of the same page with the same headroom;
+    /// only the length of the data may differ. This holds whatever the handler does, also if it
+    /// panics, or forgets the group. `unsafe` code of drivers may rely on it. The counters are only
+    /// right if the group is dropped, so that no `unsafe` code may rely on them.
     #[inline(always)]
     pub fn new(
         frames: &'g mut [Option<DataPage<M>>],
@@ -145,7 +151,8 @@ impl<'g, M: Memory> RxGroup<'g, M> {
     /// what the default of [`run_batch`](Handler::run_batch) does.
     ///
     /// If user code panics, the frame that it had is lost. The frames behind it are no longer
-    /// counted if none was taken before: a driver delivers them again.
+    /// counted if none was taken before: a driver delivers them again. A handler that catches the
+    /// panic must not use the group any more: the group is at its end.
     #[inline(always)]
     pub fn run_each<H: Handler<M>>(&mut self, handler: &mut H) {
         let Self { frames, counts, meta, taken, ran } = self;

@@ -38,7 +38,7 @@ use std::mem::ManuallyDrop;
 /// ```
 ///
 /// Invariant (*within*): the bytes of `data` are among those of `whole`, which are the bytes of the
-/// page of which the value was made.
+/// page of which the value was made. No other value has them.
 #[derive(Debug)]
 pub struct DataPage<M: Memory> {
     data: Page<M>,
@@ -69,7 +69,8 @@ impl<M: Memory> DataPage<M> {
     pub unsafe fn new_unchecked(page: Page<M>, start: u32, len: u32) -> Self {
         debug_assert!(start as usize + len as usize <= page.len());
         let whole = page.span();
-        Self { data: page.with_span(Span::new(whole.offset() + start, len)), whole }
+        // SAFETY: the caller's: they are among the bytes of the page.
+        Self { data: unsafe { page.with_span(Span::new(whole.offset() + start, len)) }, whole }
     }
 
     /// The data.
@@ -108,7 +109,8 @@ impl<M: Memory> DataPage<M> {
     #[inline]
     pub fn set_data(&mut self, headroom: usize, len: usize) -> Result<(), OutOfRange> {
         OutOfRange::check(headroom, len, self.capacity())?;
-        self.data.set_span(Span::new(self.whole.offset() + headroom as u32, len as u32));
+        // SAFETY: just checked: they are among the bytes of the page of which the value was made.
+        unsafe { self.data.set_span(Span::new(self.whole.offset() + headroom as u32, len as u32)) };
         Ok(())
     }
 
@@ -120,15 +122,16 @@ impl<M: Memory> DataPage<M> {
     #[inline(always)]
     pub unsafe fn set_len_unchecked(&mut self, len: u32) {
         debug_assert!(self.headroom() + len as usize <= self.capacity());
-        self.data.set_span(Span::new(self.data.offset() as u32, len));
+        // SAFETY: the caller's: they are among the bytes of the page of which the value was made.
+        unsafe { self.data.set_span(Span::new(self.data.offset() as u32, len)) };
     }
 
     /// Calls `f` with the page, with all of its bytes.
     #[inline(always)]
     pub fn with_page<R>(&self, f: impl FnOnce(&Page<M>) -> R) -> R {
         // SAFETY: the count stays with this value, because the copy is not dropped. Both are only
-        // read meanwhile.
-        let whole = ManuallyDrop::new(unsafe { self.data.copy() }.with_span(self.whole));
+        // read meanwhile. *within*: no value other than these two has bytes of `whole`.
+        let whole = ManuallyDrop::new(unsafe { self.data.copy().with_span(self.whole) });
         f(&whole)
     }
 
@@ -136,7 +139,8 @@ impl<M: Memory> DataPage<M> {
     #[inline(always)]
     #[must_use]
     pub fn into_page(self) -> Page<M> {
-        self.data.with_span(self.whole)
+        // SAFETY: *within*: no other value has bytes of `whole`.
+        unsafe { self.data.with_span(self.whole) }
     }
 
     /// The data alone. The headroom is then again bytes in front of a page, which

@@ -122,15 +122,19 @@ impl<M: Memory> Page<M> {
         self.span
     }
 
-    /// Makes other bytes of the page those of the value. They must be bytes that no other value has.
+    /// Makes other bytes of the page those of the value.
+    ///
+    /// # Safety
+    ///
+    /// They are in the page, and no other value has them.
     #[inline(always)]
-    pub(crate) fn set_span(&mut self, span: Span) {
+    pub(crate) unsafe fn set_span(&mut self, span: Span) {
         self.span = span;
     }
 
-    /// The same, by value.
+    /// The same, by value and with the same contract.
     #[inline(always)]
-    pub(crate) fn with_span(self, span: Span) -> Self {
+    pub(crate) unsafe fn with_span(self, span: Span) -> Self {
         // SAFETY: the count is passed on; the bytes are the caller's.
         unsafe { Self::from_desc(self.into_desc(), span.offset(), span.len()) }
     }
@@ -181,7 +185,7 @@ impl<M: Memory> Page<M> {
     #[inline(always)]
     #[must_use]
     pub fn colour(&self) -> u32 {
-        // Descriptors have 64 bytes each.
+        // A descriptor has 64 bytes, which is asserted where `Desc` is defined.
         self.desc.as_ptr().addr() as u32 & !63
     }
 

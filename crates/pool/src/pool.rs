@@ -223,18 +223,19 @@ impl<M: Memory> CachedPages<'_, M> {
 
     /// Calls `f` for each of the next `n` pages, with its number from 0 on. A loop that also walks
     /// `n` entries of other arrays then compares one number a page. If `f` panics, the pages behind
-    /// are not returned.
+    /// are not taken.
     ///
     /// # Panics
     ///
     /// If there are fewer.
     #[inline(always)]
     pub fn take_each(&mut self, n: usize, mut f: impl FnMut(usize, Page<M>)) {
-        let (pages, rest) = self.pages.as_slice().split_at(n);
-        self.pages = rest.iter();
+        let mut taking = Taking { all: self.pages.as_slice(), left: &mut self.pages, taken: 0 };
+        let pages = &taking.all[..n];
         #[allow(clippy::needless_range_loop, reason = "a compiler then compares no index of other arrays")]
         for i in 0..n {
-            // SAFETY: the page has left this value, and is whole.
+            taking.taken = i + 1;
+            // SAFETY: the page leaves this value, also if `f` panics, and is whole.
             f(i, unsafe { Page::from_desc(pages[i], 0, self.page_size) });
         }
     }
@@ -242,6 +243,20 @@ impl<M: Memory> CachedPages<'_, M> {
     #[cold]
     fn put_back(&mut self) {
         self.pages.by_ref().for_each(|&desc| self.cache.unpop(desc));
+    }
+}
+
+/// Pages that are being taken. Its drop, also by a panic, leaves those that were not taken.
+struct Taking<'t, 'n> {
+    all: &'n [NonNull<Desc>],
+    left: &'t mut slice::Iter<'n, NonNull<Desc>>,
+    taken: usize,
+}
+
+impl Drop for Taking<'_, '_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.left = self.all[self.taken..].iter();
     }
 }
 

@@ -5,7 +5,7 @@ use netmem_pool::{
     Frag, Memory, PAGE_SIZE, Page, PagePool, PageRoom, PoolOptions, Private, RegionOptions, RegionProvider,
 };
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
 /// Proves POOL-2: in the poll context, allocation pops the page that was dropped last. Neither
@@ -283,6 +283,17 @@ fn cached_pages_in_bulk() {
         assert_eq!(ids.len(), taken, "a page is allocated twice");
         assert_eq!(pool.stats().alloc_fast - before.alloc_fast, taken as u64);
         pool.poll(|_| drop(held));
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+    // User code panics: what was not taken stays with the cache.
+    for at in [0, 7, 63] {
+        pool.poll(|napi| {
+            let mut room = PageRoom::new();
+            let mut pages = napi.alloc_cached(&mut room, 64);
+            let take = |i, page: Page<Private>| if i == at { resume_unwind(Box::new(())) } else { drop(page) };
+            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_each(64, take))).is_err());
+            assert_eq!(pages.len(), 63 - at);
+        });
         assert_eq!(pool.stats().inflight(), 0);
     }
     // The cache has fewer than are asked for, and the rest is allocated one by one.

@@ -180,10 +180,14 @@ pub(super) trait Buffers {
         false
     }
 
-    /// A slot of a layout that has [`groups`](Self::groups) has a frame of `len` bytes, at most those
-    /// of a buffer without its header. Prefetches its beginning and, with `APART`, its header.
+    /// A slot has a frame of `len` bytes. Prefetches its beginning and, with `APART`, its header.
+    ///
+    /// # Safety
+    ///
+    /// The layout has [`groups`](Self::groups). The slot's memory is as it was when the buffer was
+    /// posted, and `len` is at most the bytes of a buffer without its header.
     #[inline(always)]
-    fn arrived<const APART: bool>(slot: &mut Self::Buffer, len: u32) {
+    unsafe fn arrived<const APART: bool>(slot: &mut Self::Buffer, len: u32) {
         let _ = (slot, len);
     }
 
@@ -200,10 +204,14 @@ pub(super) trait Buffers {
         BufferLayout { first: 0, colour_mask: 0, len: 0, per_page: 1 }
     }
 
-    /// Puts a page of [`cached`](Self::cached) into an empty slot. Returns the device address of the
-    /// buffer. Calls no user code.
+    /// Puts a page into an empty slot. Returns the device address of the buffer. Calls no user code.
+    ///
+    /// # Safety
+    ///
+    /// `layout` is that of a layout that has [`groups`](Self::groups), and the page is one of its
+    /// [`cached`](Self::cached) ones.
     #[inline(always)]
-    fn fill_cached(layout: BufferLayout, slot: &mut Self::Buffer, page: Page<Self::Mem>) -> u64 {
+    unsafe fn fill_cached(layout: BufferLayout, slot: &mut Self::Buffer, page: Page<Self::Mem>) -> u64 {
         let _ = (layout, slot, page);
         0
     }
@@ -270,11 +278,25 @@ impl<B: Buffers> Fill<B::Buffer> for Filling<'_, '_, B> {
     }
 }
 
-/// Fills slots of a layout that has [`groups`](Buffers::groups) with these pages.
+/// Fills slots with pages of the array cache.
+///
+/// Invariant (*cached*): the layout has [`groups`](Buffers::groups), and the pages are its
+/// [`cached`](Buffers::cached) ones.
 pub(super) struct CachedFilling<'n, B: Buffers> {
     /// A copy, which a loop that writes to slots need not load again.
-    pub(super) layout: BufferLayout,
-    pub(super) pages: CachedPages<'n, B::Mem>,
+    layout: BufferLayout,
+    pages: CachedPages<'n, B::Mem>,
+}
+
+impl<'n, B: Buffers> CachedFilling<'n, B> {
+    /// With up to `most` pages. `None` if the layout has no groups.
+    #[inline(always)]
+    pub(super) fn new(buffers: &B, napi: &'n mut Napi<'_, B>, room: &'n mut PageRoom, most: usize) -> Option<Self> {
+        if !buffers.groups() {
+            return None;
+        }
+        Some(Self { layout: buffers.layout(), pages: B::cached(napi, room, most)? })
+    }
 }
 
 impl<B: Buffers> FillRun<B::Buffer> for CachedFilling<'_, B> {
@@ -285,14 +307,16 @@ impl<B: Buffers> FillRun<B::Buffer> for CachedFilling<'_, B> {
 
     #[inline(always)]
     fn fill(&mut self, slot: &mut B::Buffer) -> Option<u64> {
-        Some(B::fill_cached(self.layout, slot, self.pages.next()?))
+        // SAFETY: *cached*.
+        Some(unsafe { B::fill_cached(self.layout, slot, self.pages.next()?) })
     }
 
     #[inline(always)]
     fn fill_all(&mut self, slots: &mut [B::Buffer], addrs: &mut [u64]) -> usize {
         let n = slots.len().min(addrs.len()).min(self.pages.len());
         let (layout, slots, addrs) = (self.layout, &mut slots[..n], &mut addrs[..n]);
-        self.pages.take_each(n, |i, page| addrs[i] = B::fill_cached(layout, &mut slots[i], page));
+        // SAFETY: *cached*.
+        self.pages.take_each(n, |i, page| addrs[i] = unsafe { B::fill_cached(layout, &mut slots[i], page) });
         n
     }
 }

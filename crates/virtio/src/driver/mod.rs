@@ -27,6 +27,7 @@ mod device_memory;
 mod disconnect;
 mod either;
 mod error;
+mod handled;
 mod headers;
 mod idle;
 mod modes;

@@ -174,9 +174,9 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn arrived<const APART: bool>(slot: &mut Option<DataPage<M>>, len: u32) {
+    unsafe fn arrived<const APART: bool>(slot: &mut Option<DataPage<M>>, len: u32) {
         if let Some(page) = slot {
-            // SAFETY: *room*; the buffer has the bytes of the header and the frame.
+            // SAFETY: *room*, and the caller's: the buffer has the bytes of the header and the frame.
             unsafe { page.set_len_unchecked(len) };
             page.prefetch(0);
             if APART {
@@ -196,14 +196,14 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     }
 
     #[inline(always)]
-    fn fill_cached(layout: BufferLayout, slot: &mut Option<DataPage<M>>, page: Page<M>) -> u64 {
+    unsafe fn fill_cached(layout: BufferLayout, slot: &mut Option<DataPage<M>>, page: Page<M>) -> u64 {
         let start = layout.start(&page) + HEADER;
         let at = page.dma_addr() + u64::from(start) - u64::from(HEADER);
-        // SAFETY: *room*: the page is a whole one of the pool, into which the buffer fits, else
+        // SAFETY: the caller's: the page is a whole one of the pool, into which the buffer fits, else
         // there were no groups.
         let page = unsafe { DataPage::new_unchecked(page, start, 0) };
         debug_assert!(slot.is_none());
-        // There is nothing to drop.
+        // There is nothing to drop, so that no user code runs.
         mem::forget(slot.replace(page));
         at
     }

@@ -32,6 +32,7 @@
 
 use super::buffer_layout::HeaderFields;
 use super::buffers::{Buffers, CachedFilling, ETHERNET, Filling, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
+use super::handled::Handled;
 use super::panics::Panics;
 use super::ring::{RingHandle, RingQueue};
 use super::state::DriverState;
@@ -39,12 +40,11 @@ use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::driver::{
-    AnyShapedQueue, BATCH, DriverFormat, Lent, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
+    AnyShapedQueue, BATCH, DriverFormat, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
 };
 use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
 use netmem_pool::{Page, PageRoom};
 use std::ops::ControlFlow;
-use std::slice;
 
 /// Used buffers that are handled between two publications of new buffers.
 pub(super) const RX_BATCH: u16 = 64;
@@ -66,34 +66,6 @@ const ALONE: u16 = 32;
 const HEADER: u32 = VnetHdr::LEN as u32;
 /// The least that a device writes for a frame that is delivered.
 const SHORTEST: u32 = HEADER + ETHERNET as u32;
-
-/// A group that user code handles. Afterwards, also after a panic, the frames that were counted are
-/// taken, and the others stay in the queue.
-struct Handled<'q, B: Buffers> {
-    lent: Lent<'q, B::Buffer>,
-    counts: &'q mut FrameCounts,
-    /// Frames that were counted before.
-    before: u64,
-}
-
-impl<B: Buffers> Handled<'_, B> {
-    /// Releases the pages of the frames that were counted.
-    fn release(&mut self) {
-        let counted = (self.counts.frames - self.before) as usize;
-        B::frames(self.lent.buffers).iter_mut().take(counted).for_each(|page| *page = None);
-    }
-}
-
-impl<B: Buffers> Drop for Handled<'_, B> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        let len = |slot: &mut B::Buffer| {
-            let page = B::frames(slice::from_mut(slot)).first().and_then(Option::as_ref);
-            page.map_or(0, |page| page.data().len() as u32)
-        };
-        self.lent.handled((self.counts.frames - self.before) as usize, |slot| len(slot) + HEADER);
-    }
-}
 
 /// The part of a receive queue that does not depend on the format of the ring.
 struct ReceivePath<B> {
@@ -226,7 +198,8 @@ impl<B: Buffers> ReceivePath<B> {
         let (mut done, groups) = (0, self.buffers.groups());
         while done < budget && self.stats.stopped.is_none() {
             if groups {
-                let frames = self.group(queue, napi, budget - done, sink);
+                // SAFETY: it has groups.
+                let frames = unsafe { self.group(queue, napi, budget - done, sink) };
                 done += frames;
                 if frames > 0 {
                     continue;
@@ -248,8 +221,12 @@ impl<B: Buffers> ReceivePath<B> {
     /// their places and in the same state, in buffers that were used in order. Posts as many
     /// buffers as they used. Returns how many frames there were. If there are none, what is next in
     /// the ring is for [`batch`](Self::batch).
+    ///
+    /// # Safety
+    ///
+    /// The layout has [`groups`](Buffers::groups).
     #[inline]
-    fn group<F: DriverFormat>(
+    unsafe fn group<F: DriverFormat>(
         &mut self,
         queue: &mut ShapedQueue<F, B::Buffer>,
         napi: &mut Napi<'_, B>,
@@ -258,10 +235,13 @@ impl<B: Buffers> ReceivePath<B> {
     ) -> usize {
         let reads_header = self.header != HeaderFields::Plain;
         let most = RX_BATCH.min(budget.try_into().unwrap_or(RX_BATCH));
-        let (mut n, ended, mut bytes) = if reads_header && self.buffers.header_apart() {
-            Self::read_group::<F, true>(queue, most)
-        } else {
-            Self::read_group::<F, false>(queue, most)
+        // SAFETY: the caller's.
+        let (mut n, ended, mut bytes) = unsafe {
+            if reads_header && self.buffers.header_apart() {
+                Self::read_group::<F, true>(queue, most)
+            } else {
+                Self::read_group::<F, false>(queue, most)
+            }
         };
         if n == 0 {
             return 0;
@@ -278,7 +258,7 @@ impl<B: Buffers> ReceivePath<B> {
                 return 0;
             }
         }
-        let left = self.groups.left();
+        let removed = self.groups.removed();
         let mut handled = Handled::<B> { lent: queue.lend(n), before: self.groups.frames, counts: &mut self.groups };
         let frames = B::frames(handled.lent.buffers);
         if n < read {
@@ -288,30 +268,41 @@ impl<B: Buffers> ReceivePath<B> {
         if !self.buffers.keeps() {
             handled.release();
         }
+        // A handler can have caught the panic. Frames that were not counted are delivered again.
+        let counted = handled.counted();
         drop(handled);
         if ended || n < read {
             // What the next entries name is judged before the buffers of this group are posted
-            // again: the device does not have those.
+            // again: the device does not have those. If the device claims more than was posted, a
+            // split ring has no group. A packed ring has one of at most what was posted, and reads
+            // no entry behind that.
             _ = queue.pending(ALONE, B::prefetch);
         }
-        let (n, left) = (usize::from(n), self.groups.left() - left);
-        self.refill_group(queue, napi, n, n.saturating_sub(left as usize));
-        n
+        let removed = self.groups.removed() - removed;
+        self.refill_group(queue, napi, counted, removed as usize);
+        counted
     }
 
     /// Reads up to `most` used entries that are the next ones in order, sets the lengths of their
-    /// frames, and prefetches those. Returns how many there are, whether the next
-    /// used entry is anything else, and the bytes in all of them.
+    /// frames, and prefetches those. Returns how many there are, whether the next used entry is
+    /// anything else, and the bytes in all of them.
     ///
     /// It is not inlined, so that its loop has all registers.
+    ///
+    /// # Safety
+    ///
+    /// The layout of the buffers has [`groups`](Buffers::groups).
     #[inline(never)]
-    fn read_group<F: DriverFormat, const APART: bool>(
+    unsafe fn read_group<F: DriverFormat, const APART: bool>(
         queue: &mut ShapedQueue<F, B::Buffer>,
         most: u16,
     ) -> (u16, bool, u64) {
         let mut bytes = 0;
         let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
-            B::arrived::<APART>(slot, len - HEADER);
+            // SAFETY: the caller's; the queue calls this with buffers that the device had, whose
+            // slots keep the memory that was posted, and with at most the bytes of a buffer. A page
+            // that a handler left in its place has its headroom: `RxGroup::new`.
+            unsafe { B::arrived::<APART>(slot, len - HEADER) };
             bytes += u64::from(len - HEADER);
         });
         (n, ended, bytes)
@@ -340,7 +331,8 @@ impl<B: Buffers> ReceivePath<B> {
     }
 
     /// Posts up to `most` buffers in consecutive slots, while those that are empty find pages in
-    /// the array cache, which at most `empty` of them do. `all`: each of them is empty.
+    /// the array cache, which at most `empty` of them do. `all` states that each of these slots
+    /// has no page.
     ///
     /// It is not inlined, so that its loop has all registers.
     #[inline(never)]
@@ -352,9 +344,9 @@ impl<B: Buffers> ReceivePath<B> {
         empty: usize,
         all: bool,
     ) {
-        let (mut room, layout) = (PageRoom::new(), self.buffers.layout());
-        if let Some(pages) = B::cached(napi, &mut room, empty) {
-            queue.refill_run(most, all, &mut CachedFilling::<B> { layout, pages });
+        let mut room = PageRoom::new();
+        if let Some(mut filling) = CachedFilling::new(&self.buffers, napi, &mut room, empty) {
+            queue.refill_run(most, all, &mut filling);
         }
     }
 

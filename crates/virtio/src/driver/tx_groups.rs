@@ -1,8 +1,8 @@
 //! Sending and completing packets many at a time.
 //!
-//! What a packet of one fragment costs is paid once for a run of them: see
-//! [`runs`](crate::virtqueue::driver). Any other packet, and any other order of completions, takes
-//! the path of a single one.
+//! What a packet of one fragment costs is paid once for a run of them: see `runs.rs` of
+//! [`virtqueue::driver`](crate::virtqueue::driver). Any other packet, and any other order of
+//! completions, takes the path of a single one.
 
 use super::stats::DeviceFault;
 use super::tx::{Queue, TxPath, filled, needs};

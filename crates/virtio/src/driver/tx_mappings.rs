@@ -110,6 +110,8 @@ impl<M: PeerMemory> TxMappings<M> {
         if self.by_slot.is_empty() {
             self.by_slot = (0..self.slots).map(|_| Vec::new()).collect();
         }
+        // Completed packets for which nothing was mapped leave their addresses here.
+        self.by_slot[usize::from(slot)].clear();
         let mut new = Unqueued { mappings: self, slot, queued: false };
         let frags = || packet.fragments().filter(|f| f.len() > 0);
         for frag in frags() {

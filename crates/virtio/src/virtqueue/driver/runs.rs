@@ -74,7 +74,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// by negotiation, or while the device has a buffer of several descriptors.
     #[inline(always)]
     pub(crate) fn take_run(&mut self, mut f: impl FnMut(u16, &mut B)) -> TakenRun {
-        let Some((first, n, more)) = self.read_run() else { return TakenRun { buffers: 0, more: true } };
+        let Some((first, n, more)) = self.next_run() else { return TakenRun { buffers: 0, more: true } };
         let Self { format, buffers, is_posted, free, posted, found, .. } = self;
         format.consume(n);
         let at = usize::from(first);
@@ -91,7 +91,7 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// The next used entries, as far as they are a run: the first slot, how many there are, and
     /// whether there may be more. `None` if there is no run. Each entry is read once.
     #[inline(always)]
-    fn read_run(&self) -> Option<(u16, u16, bool)> {
+    fn next_run(&self) -> Option<(u16, u16, bool)> {
         if self.found.len() > 0 || self.fault.is_some() || self.order.is_some() || !self.format.is_single() {
             return None;
         }

@@ -350,9 +350,9 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
 
     /// Posts up to `most` buffers of one segment, and no more than a batch, in the slots that have
     /// been free for the longest time, as far as they are in a row and there is memory. `fill` must
-    /// not panic. `empty`: all of these slots are. Returns how many buffers
-    /// were posted. None, if slots are not in their own places, or were not posted there a turn
-    /// before ([`is_steady`](Self::is_steady)): then [`refill`](Self::refill) posts.
+    /// not panic. `empty` states that each of these slots has no buffer. Returns how many buffers
+    /// were posted: 0 if slots are not in their own places, or were not posted there a turn before
+    /// ([`is_steady`](Self::is_steady)). Then [`refill`](Self::refill) posts.
     ///
     /// As there, all buffers are filled first. Addresses are written by consecutive stores.
     #[inline(always)]

@@ -16,6 +16,7 @@ use crate::virtqueue::{
 
 mod free;
 mod run_fill;
+mod used_ids;
 
 use run_fill::RunFill;
 

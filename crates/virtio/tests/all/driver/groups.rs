@@ -1,7 +1,7 @@
 //! Used buffers are read and handled in groups: what a device does, and what user code does, at
 //! each place of a group.
 
-use netmem_packet::{Handler, Packet, Poll, RxGroup, RxQueue, Verdict, XdpFrame};
+use netmem_packet::{Checksum, Handler, Packet, Poll, RxGroup, RxQueue, Verdict, XdpFrame};
 use netmem_pool::{Page, PeerShared};
 use netmem_testing::driver::hostile::{FORMATS, Harness};
 use netmem_testing::driver::*;
@@ -199,6 +199,35 @@ fn pages_that_were_left_behind_empty_slots() {
         assert_eq!(handler.kept.len(), 6);
         handler.kept.clear();
         assert!(arrived(&mut harness).is_empty());
+        assert_goes_on(harness, mode);
+    }
+}
+
+/// A handler exchanges its group for another one, and forgets it, so that nothing counts the frames
+/// that it left. Their pages stay in their slots.
+#[test]
+fn a_group_that_is_forgotten() {
+    struct Forget;
+    impl Handler<PeerShared> for Forget {
+        fn run_batch(&mut self, group: &mut RxGroup<'_, PeerShared>) {
+            let counts = Box::leak(Box::default());
+            std::mem::forget(std::mem::replace(group, RxGroup::new(&mut [], 0, Checksum::Unknown, counts)));
+        }
+
+        fn pass(&mut self, _: Packet<PeerShared>) {
+            unreachable!("each comes in a group")
+        }
+    }
+    for (format, mode) in FORMATS.into_iter().flat_map(|format| ONE_SEGMENT.map(|mode| (format | COHERENT, mode))) {
+        let mut harness = started(format, mode);
+        // The array cache gets pages with which a refill can fill slots.
+        let rx = &mut harness.pair.rx;
+        let pages = rx.poll(|poll| poll.with_napi(|napi| (0..64).map_while(|_| napi.alloc()).collect::<Vec<_>>()));
+        rx.poll(|_| drop(pages));
+        used(&mut harness, 0..GROUP);
+        harness.ring.publish();
+        while harness.pair.rx.poll(|poll| poll.receive(64, &mut Forget)) > 0 {}
+        assert_eq!(harness.pair.rx.pool_stats().inflight(), 256, "{format:#x}, {mode:?}");
         assert_goes_on(harness, mode);
     }
 }
@@ -500,6 +529,47 @@ fn a_handler_for_groups_panics() {
         drop(handler);
         assert_goes_on(harness, mode);
     });
+}
+
+/// A handler catches its own panic over a frame at each place of a group. The frames behind that one
+/// arrive once, and count once for the budgets of the polls.
+#[test]
+fn a_handler_catches_its_panic_at_each_place() {
+    struct Catches(Panics);
+    impl Handler<PeerShared> for Catches {
+        fn run_batch(&mut self, group: &mut RxGroup<'_, PeerShared>) {
+            if catch_unwind(AssertUnwindSafe(|| group.run_each(&mut self.0))).is_err() {
+                self.0.at = u64::MAX;
+            }
+        }
+
+        fn run(&mut self, frame: &mut XdpFrame<PeerShared>) -> Verdict {
+            self.0.run(frame)
+        }
+
+        fn pass(&mut self, packet: Packet<PeerShared>) {
+            self.0.pass(packet);
+        }
+    }
+    for (format, place) in FORMATS.into_iter().flat_map(|format| PLACES.map(|place| (format | COHERENT, place))) {
+        for mode in ONE_SEGMENT {
+            let mut harness = started(format, mode);
+            used(&mut harness, 0..GROUP);
+            harness.ring.publish();
+            let mut handler = Catches(Panics { got: Vec::new(), at: place, in_run: true });
+            let mut received = 0;
+            loop {
+                match harness.pair.rx.poll(|poll| poll.receive(256, &mut handler)) {
+                    0 => break,
+                    n => received += n as u64,
+                }
+            }
+            assert!(handler.0.got == (0..GROUP).filter(|&i| i != place).map(numbered).collect::<Vec<_>>());
+            assert_eq!(received, GROUP, "{format:#x}, {mode:?}, at {place}");
+            assert_eq!(harness.pair.rx.stats().frames, BEFORE + GROUP);
+            assert_goes_on(harness, mode);
+        }
+    }
 }
 
 /// A handler panics over a frame at each place of a group. That frame is lost, its page returns,

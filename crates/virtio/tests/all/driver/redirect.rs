@@ -379,6 +379,35 @@ fn packets_of_two_domains() {
     close(a, b, Domains::Two, false);
 }
 
+/// Proves POOL-9: nothing is mapped for a packet whose only fragment of another domain is empty. The
+/// next packet in its slot is read at its own addresses.
+#[test]
+fn an_empty_fragment_of_another_domain() {
+    let (mut a, mut b) = two(Domains::Two, 1518, [64, 8]);
+    let page = |rx: &mut VirtioRx, bytes: &[u8]| {
+        let mut page = rx.poll(|poll| poll.with_napi(|napi| napi.alloc())).unwrap();
+        page.copy_from(64, bytes).unwrap();
+        page.freeze_range(64..64 + bytes.len())
+    };
+    // Each slot has such a packet first, and then packets that are mapped.
+    for turn in 0..24 {
+        let (bytes, mapped) = (frame(turn, 200), turn >= 8);
+        let head = page(if mapped { &mut a.pair.rx } else { &mut b.pair.rx }, &bytes);
+        let mut packet = Packet::new(head);
+        packet.push(page(&mut a.pair.rx, &[])).unwrap();
+        let before = maps(&mut a, &mut b, Domains::Two);
+        b.pair.tx.send(packet).unwrap();
+        b.pair.tx.flush();
+        assert_eq!(maps(&mut a, &mut b, Domains::Two) - before, u64::from(mapped));
+        let head = b.tx.take().unwrap();
+        let wire: Vec<u8> = b.tx.chain(head).iter().flat_map(|d| b.device.read(d.addr, d.len as usize)).collect();
+        assert!(wire[12..] == bytes, "turn {turn}");
+        b.tx.add_used(u32::from(head), 0);
+        assert_eq!(b.pair.tx.complete(), 1);
+    }
+    close(a, b, Domains::Two, false);
+}
+
 /// Proves POOL-1: pages whose own device is gone are unmapped at once, also for those who share its
 /// domain: a target knows, and maps them for itself. What it had in its ring then stays its to
 /// send.

@@ -15,7 +15,6 @@ use aya::programs::xdp::XdpMode;
 use netmem_packet::{Packet, Poll, PollThenSleep, RxQueue, TxBulk, TxQueue, Wait};
 use netmem_pool::KernelShared;
 use netmem_xsk::{Program, QueueOptions, Xsk, XskOptions};
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +52,7 @@ fn main() -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         flag.store(true, Ordering::Relaxed);
     });
     let mut answered = 0_u64;

@@ -16,7 +16,7 @@ pub(crate) struct XdpArgs {
     pub(crate) xdp_mode: Option<XdpModeArg>,
     /// With xsk:IFACE: the thread that receives polls the driver, which interrupts it less. Needs
     /// CAP_NET_ADMIN, and napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/IFACE. The
-    /// report of perf says whether it had an effect: it has none with drivers without NAPI, as veth
+    /// report of perf says whether the kernel knows what to poll for the socket
     #[arg(long)]
     pub(crate) busy_poll: bool,
 }

@@ -272,7 +272,7 @@ impl Target {
     }
 }
 
-/// Lets the driver of an interface leave interrupts off while the queues are polled busily. After
+/// Lets the driver of an interface leave interrupts off while its queues have busy polling. After
 /// `empty_polls` polls in a row without work, the interrupt is switched on again. When `timeout`
 /// has passed after the last poll, the driver polls by itself. This applies to all queues of the
 /// interface, until the values are written again: (0, 0) switches it off. Needs root.

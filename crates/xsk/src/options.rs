@@ -230,7 +230,7 @@ impl QueueOptions {
         self
     }
 
-    /// Polls the queue busily.
+    /// Busy polling: the thread that polls the queue runs the driver.
     #[must_use]
     pub fn busy_poll(mut self, busy_poll: BusyPoll) -> Self {
         self.busy_poll = Some(busy_poll);

@@ -360,11 +360,11 @@ impl XskSocket {
         self.multi_buffer
     }
 
-    /// Whether busy polling has an effect: whether the kernel knows which part of the driver (NAPI)
-    /// it is to poll for the socket. `None` without [`QueueOptions::busy_poll`].
+    /// Whether the kernel knows what to poll for this socket: `SO_INCOMING_NAPI_ID` is not 0.
+    /// `None` without [`QueueOptions::busy_poll`].
     ///
-    /// In copy mode, the kernel learns it from the first frame that it receives for the socket, and
-    /// never if the driver has none (veth of Linux 6.18). A system call.
+    /// The kernel learns it from a frame that it receives for the socket, so it is false before the
+    /// first. It stays false on a veth pair of Linux 6.18. A system call.
     #[must_use]
     pub fn is_busy_polled(&self) -> Option<bool> {
         self.busy_poll.then(|| sys::has_napi(self.fd.as_fd()))

@@ -190,7 +190,7 @@ pub(crate) fn kick_tx(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::send(fd, &[], SendFlags::DONTWAIT).map(drop)
 }
 
-/// Makes the driver check the fill ring, and receive if the socket polls busily. The result is
+/// Makes the driver check the fill ring, and receive if the socket has busy polling. The result is
 /// `NXIO` if the interface is gone.
 #[inline]
 pub(crate) fn kick_rx(fd: BorrowedFd<'_>) -> Result<(), Errno> {

@@ -59,7 +59,7 @@ fn metadata_of_the_users_own_program() {
     });
 }
 
-/// Requests for checksums and times, of a queue that only sends, to one that polls busily.
+/// Requests for checksums and times, of a queue that only sends, to one with busy polling.
 #[test]
 fn requests_to_the_device() {
     if !cfg!(debug_assertions) {

@@ -282,7 +282,7 @@ int main(int argc, char **argv) {
 
     refusals(tx, pool);
     requests(tx, far_rx, pool);
-    /* A queue that polls busily calls the driver each time. */
+    /* A queue with busy polling calls the driver each time. */
     netmem_xsk_rx_stats stats;
     stats.size = sizeof stats;
     IS(NETMEM_OK, netmem_xsk_rx_get_stats(far_rx, &stats));

@@ -56,19 +56,20 @@ pub(crate) struct SocketMode {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) copy_reason: Option<String>,
     pub(crate) multi_buffer: bool,
-    /// With `--busy-poll`: whether it had an effect.
+    /// With `--busy-poll`, of a queue that has received frames: whether the kernel knows what to
+    /// poll for the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) busy_polled: Option<bool>,
 }
 
 impl SocketMode {
-    /// Of a socket that has received frames.
-    pub(crate) fn of(socket: &XskSocket) -> Self {
+    /// Of a socket. From a frame that it receives, the kernel learns what to poll.
+    pub(crate) fn of(socket: &XskSocket, has_received: bool) -> Self {
         Self {
             mode: socket.mode().to_string(),
             copy_reason: socket.copy_reason().map(|reason| reason.to_string()),
             multi_buffer: socket.is_multi_buffer(),
-            busy_polled: socket.is_busy_polled(),
+            busy_polled: socket.is_busy_polled().filter(|_| has_received),
         }
     }
 }
@@ -80,8 +81,8 @@ impl fmt::Display for SocketMode {
         f.write_str(if self.multi_buffer { ", frames of several buffers" } else { ", frames of one buffer" })?;
         f.write_str(match self.busy_polled {
             None => "",
-            Some(true) => ", polled busily",
-            Some(false) => "; busy polling had no effect: the kernel knows no NAPI of the driver to poll",
+            Some(true) => "; busy polling: the kernel polls the driver",
+            Some(false) => "; busy polling: the kernel does not know what to poll (SO_INCOMING_NAPI_ID is 0)",
         })
     }
 }

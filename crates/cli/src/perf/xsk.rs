@@ -87,7 +87,7 @@ impl Opened {
         let Self { program, pairs, baseline, backing } = self;
         drop(program);
         let (mut pool, mut leaked) = (PoolStats::default(), 0);
-        let sockets = pairs.iter().map(|(rx, _)| SocketMode::of(rx.socket())).collect();
+        let sockets = pairs.iter().map(|(rx, _)| SocketMode::of(rx.socket(), rx.stats().frames > 0)).collect();
         let mut errors = BTreeMap::new();
         let mut count = |name, n| {
             if n > 0 {

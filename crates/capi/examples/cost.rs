@@ -1,7 +1,7 @@
 //! What a page costs from Rust, as `c/cost.c` measures it from C: allocated and released on the
 //! pool's thread, in bulk of 16 and singly. In polls, by iterators and drops, which is how a
-//! program in Rust does it; and by the functions that C's call. Median of 21 turns, in nanoseconds a
-//! page.
+//! program in Rust does it; and by the functions that C's call. Median of 21 turns, in nanoseconds
+//! a page.
 
 use netmem_pool::{Frag, KernelShared, Napi, PagePool, PageRoom, PoolOptions, RegionOptions, RegionProvider};
 use std::hint::black_box;

@@ -241,8 +241,8 @@ impl<T: TxQueue> TxBulk<T> {
 struct Sending<'b, T: TxQueue> {
     bulk: &'b mut TxBulk<T>,
     most: usize,
-    /// `None` if the target has panicked. The packets in front of the first that is still there then
-    /// count as sent, also the one over which it panicked.
+    /// `None` if the target has panicked. The packets in front of the first that is still there
+    /// then count as sent, also the one over which it panicked.
     sent: Option<usize>,
 }
 

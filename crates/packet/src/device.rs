@@ -145,11 +145,11 @@ pub trait TxQueue {
     /// device cannot reach the packet's pages.
     fn send(&mut self, packet: Packet<Self::Mem>) -> Result<(), Packet<Self::Mem>>;
 
-    /// Queues packets from the front of `packets`, in order, until one is refused. A queue may check,
-    /// describe and count them together. By default [`send`](Self::send) is called for each. Returns
-    /// how many places, from the first on, are empty now. A place without a packet is skipped. If the
-    /// number is less than the length, the packet at that place was refused as [`send`](Self::send)
-    /// refuses one. It and the packets behind it are as they were.
+    /// Queues packets from the front of `packets`, in order, until one is refused. A queue may
+    /// check, describe and count them together. By default [`send`](Self::send) is called for each.
+    /// Returns how many places, from the first on, are empty now. A place without a packet is
+    /// skipped. If the number is less than the length, the packet at that place was refused as
+    /// [`send`](Self::send) refuses one. It and the packets behind it are as they were.
     ///
     /// A group may fill the ring to the last entry, also where [`sendable`](Self::sendable) returns
     /// [`Later`](Sendable::Later) because a single packet might need more entries.

@@ -97,10 +97,10 @@ impl<'g, M: Memory> RxGroup<'g, M> {
     /// [`run_each`](Self::run_each) for what is taken back. What became of them is counted when the
     /// group is dropped, also by a panic.
     ///
-    /// Afterwards each place has no page, or the same bytes of the same page with the same headroom;
-    /// only the length of the data may differ. This holds whatever the handler does, also if it
-    /// panics, or forgets the group. `unsafe` code of drivers may rely on it. The counters are only
-    /// right if the group is dropped, so that no `unsafe` code may rely on them.
+    /// Afterwards each place has no page, or the same bytes of the same page with the same
+    /// headroom; only the length of the data may differ. This holds whatever the handler does, also
+    /// if it panics, or forgets the group. `unsafe` code of drivers may rely on it. The counters
+    /// are only right if the group is dropped, so that no `unsafe` code may rely on them.
     #[inline(always)]
     pub fn new(
         frames: &'g mut [Option<DataPage<M>>],

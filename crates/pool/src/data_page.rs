@@ -1,9 +1,9 @@
 //! A page with data between headroom and tailroom: what a device writes to, and a program edits.
 //!
 //! Why it is not a page and two numbers: the numbers would be compared with the page's length each
-//! time that bytes are read or the data is passed on. Here they are compared once, when the value is
-//! made, and every method keeps what was found. The data is a [`Page`] of its own within it, so that
-//! it becomes a fragment without a check.
+//! time that bytes are read or the data is passed on. Here they are compared once, when the value
+//! is made, and every method keeps what was found. The data is a [`Page`] of its own within it, so
+//! that it becomes a fragment without a check.
 
 use crate::error::OutOfRange;
 use crate::foreign;

@@ -179,9 +179,9 @@ impl<M: Memory> Page<M> {
         self.desc().index()
     }
 
-    /// A multiple of 64 that differs between neighbouring pages of a region, for buffers that are to
-    /// begin at different offsets: else their first bytes would share a set of the cache. It does
-    /// not change. Touches no memory.
+    /// A multiple of 64 that differs between neighbouring pages of a region, for buffers that are
+    /// to begin at different offsets: else their first bytes would share a set of the cache. It
+    /// does not change. Touches no memory.
     #[inline(always)]
     #[must_use]
     pub fn colour(&self) -> u32 {

@@ -54,8 +54,8 @@ impl Turns {
         Self { path, program, memory: Memory::new(Duration::ZERO) }
     }
 
-    /// Moves this many bytes, or has this many requests answered. Returns how many it were, in which
-    /// time, and the negotiated features.
+    /// Moves this many bytes, or has this many requests answered. Returns how many there were, in
+    /// which time, and the negotiated features.
     fn run(&self, amount: u64) -> anyhow::Result<(u64, Duration, u64)> {
         let (memory, link, idle) = (&self.memory, Link { mtu: MTU, offloads: Offloads::None }, Idle::Polls);
         let Rig { mut device, net, pairs, connection } = Rig::cable(link, memory)?;
@@ -127,7 +127,8 @@ fn turns(
 }
 
 /// The same, until `count` requests of [`MESSAGE`] bytes were answered by as many. There is one at
-/// a time. Each end works twice for a request: to receive, and to send. Returns how many there were.
+/// a time. Each end works twice for a request: to receive, and to send. Returns how many there
+/// were.
 fn requests(
     first: &mut impl End,
     second: &mut impl End,

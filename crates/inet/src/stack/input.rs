@@ -89,8 +89,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         SegmentInput { tcp, resources, tx: *tx }.deliver(id, header, meta, payload);
     }
 
-    /// Whether a segment whose headers were known is what the parser reads, and is for this host and
-    /// for connection `id`.
+    /// Whether a segment whose headers were known is what the parser reads, and is for this host
+    /// and for connection `id`.
     fn is_as_parsed(&self, id: ConnectionId, known: &KnownSegment, head: &[u8], len: usize) -> bool {
         let Ok((link, Network::Ip(ip))) = wire::parse(head, len) else { return false };
         let Ok(Transport::Tcp(segment)) = ip.transport(head) else { return false };

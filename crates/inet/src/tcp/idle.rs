@@ -93,8 +93,8 @@ impl<C: Carrier> Connection<C> {
         let receiver = self.receiver.idle()?;
         let (sender, send) = self.sender.idle()?;
         Some(IdleConnection {
-            // A peer can have the path's MTU changed. The settings of one connection must not differ
-            // from those of others for that.
+            // A peer can have the path's MTU changed. The settings of one connection must not
+            // differ from those of others for that.
             config: share(Config { send, max_payload: Config::default().max_payload, ..self.config }),
             max_payload: self.config.max_payload,
             sender,

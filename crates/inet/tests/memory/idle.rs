@@ -56,7 +56,8 @@ impl Streams {
     }
 }
 
-/// A connection takes so many bytes at most, with its entries in all tables (docs/design/streams.md).
+/// A connection takes so many bytes at most, with its entries in all tables
+/// (docs/design/streams.md).
 const MOST: usize = 1024;
 
 /// Each connection has received and sent some segments, and is idle since. It holds no page, and

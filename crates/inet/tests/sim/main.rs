@@ -458,8 +458,8 @@ fn two_connections_over_a_bad_link() {
     assert!(failed.is_empty(), "{} of {} seeds failed: {failed:?}", failed.len(), last - first + 1);
 }
 
-/// An idle connection had forgotten that a transmission was delivered. RACK did not cut its log then,
-/// and found other losses after a reduction of the window was undone.
+/// An idle connection had forgotten that a transmission was delivered. RACK did not cut its log
+/// then, and found other losses after a reduction of the window was undone.
 #[test]
 fn seeds_in_which_idle_connections_once_sent_other_packets() {
     assert!([8362, 14420].map(|seed| simulate(seed, false)).iter().all(|rested| *rested > 0));

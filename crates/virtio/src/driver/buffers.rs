@@ -204,7 +204,8 @@ pub(super) trait Buffers {
         BufferLayout { first: 0, colour_mask: 0, len: 0, per_page: 1 }
     }
 
-    /// Puts a page into an empty slot. Returns the device address of the buffer. Calls no user code.
+    /// Puts a page into an empty slot. Returns the device address of the buffer. Calls no user
+    /// code.
     ///
     /// # Safety
     ///

@@ -24,8 +24,8 @@ const HEADER: u32 = VnetHdr::LEN as u32;
 /// See the module. A slot has a page whose data is the frame, or will be. The header is in front of
 /// it.
 ///
-/// Invariant (*room*): the headroom of a page in a slot has the bytes of a header, and behind it are
-/// those of a buffer without its header.
+/// Invariant (*room*): the headroom of a page in a slot has the bytes of a header, and behind it
+/// are those of a buffer without its header.
 pub(super) struct PageBuffers<M: PeerMemory> {
     layout: BufferLayout,
     needs_sync: bool,
@@ -176,7 +176,8 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     #[inline(always)]
     unsafe fn arrived<const APART: bool>(slot: &mut Option<DataPage<M>>, len: u32) {
         if let Some(page) = slot {
-            // SAFETY: *room*, and the caller's: the buffer has the bytes of the header and the frame.
+            // SAFETY: *room*, and the caller's: the buffer has the bytes of the header and the
+            // frame.
             unsafe { page.set_len_unchecked(len) };
             page.prefetch(0);
             if APART {
@@ -199,8 +200,8 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
     unsafe fn fill_cached(layout: BufferLayout, slot: &mut Option<DataPage<M>>, page: Page<M>) -> u64 {
         let start = layout.start(&page) + HEADER;
         let at = page.dma_addr() + u64::from(start) - u64::from(HEADER);
-        // SAFETY: the caller's: the page is a whole one of the pool, into which the buffer fits, else
-        // there were no groups.
+        // SAFETY: the caller's: the page is a whole one of the pool, into which the buffer fits,
+        // else there were no groups.
         let page = unsafe { DataPage::new_unchecked(page, start, 0) };
         debug_assert!(slot.is_none());
         // There is nothing to drop, so that no user code runs.

@@ -1,7 +1,7 @@
 //! A loop over two arrays, four entries at a time.
 //!
-//! Why: a compiler does not join the steps of loops over atomics, so that counting and comparing cost
-//! as many instructions as the two stores of an entry.
+//! Why: a compiler does not join the steps of loops over atomics, so that counting and comparing
+//! cost as many instructions as the two stores of an entry.
 
 /// Calls `f` with the number of each entry and the entry in both arrays, up to the end of the
 /// shorter one.

@@ -417,8 +417,9 @@ impl SplitRing {
         (u32::from_le(id.load(Ordering::Relaxed)), u32::from_le(len.load(Ordering::Relaxed)))
     }
 
-    /// `n` used elements from `position` (modulo the size) on, which the device's index covers. They
-    /// do not go around the end. `None` if there are none, or if the ring is not aligned to 8 bytes.
+    /// `n` used elements from `position` (modulo the size) on, which the device's index covers.
+    /// They do not go around the end. `None` if there are none, or if the ring is not aligned to 8
+    /// bytes.
     #[inline(always)]
     pub(crate) fn used_run(&self, position: u16, n: usize) -> Option<UsedRun<'_>> {
         if cfg!(loom) {

@@ -75,8 +75,8 @@ mod stand_in {
     const REGISTERS: u8 = 1;
     const WAKES: u8 = 2;
 
-    /// The waker of `atomic-waker`, by its protocol: a call that registers while another one does is
-    /// dropped, and a call that wakes meanwhile is carried out by the one that registers.
+    /// The waker of `atomic-waker`, by its protocol: a call that registers while another one does
+    /// is dropped, and a call that wakes meanwhile is carried out by the one that registers.
     pub(crate) struct WakerCell {
         state: AtomicU8,
         waker: UnsafeCell<Option<Waker>>,

@@ -12,9 +12,9 @@
 //! # Races
 //!
 //! **Two tasks that wait for room.** A task puts its waker into the list, registers the list, and
-//! then sets the ring's flag and reads the ring once more. So the stack that sees the flag finds the
-//! waker. If two tasks register at the same time, the port may keep the registration of one of them:
-//! both are the same list.
+//! then sets the ring's flag and reads the ring once more. So the stack that sees the flag finds
+//! the waker. If two tasks register at the same time, the port may keep the registration of one of
+//! them: both are the same list.
 //!
 //! ```text
 //!   task                                      stack
@@ -34,9 +34,10 @@
 //!                   wakes A                   the flag is not set
 //! ```
 //!
-//! **A request for pages against the stack that reads it.** The task stores how many pages it needs,
-//! and then sets the bit. The stack clears the bit, and then reads the number. So a number is read
-//! with its bit, or before it by an earlier request; and a bit that is set later is another request.
+//! **A request for pages against the stack that reads it.** The task stores how many pages it
+//! needs, and then sets the bit. The stack clears the bit, and then reads the number. So a number
+//! is read with its bit, or before it by an earlier request; and a bit that is set later is another
+//! request.
 //!
 //! ```text
 //!   task                                      stack

@@ -67,8 +67,8 @@ impl<P: Payload> TcpStream<P> {
     /// The budget in which buffers of received payload count until their user returns them.
     /// `None` if the stack is gone.
     ///
-    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated for
-    /// the call.
+    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated
+    /// for the call.
     #[must_use]
     pub fn budget(&self) -> Option<Budget> {
         let core = self.core.borrow();
@@ -96,8 +96,8 @@ impl<P: Payload> TcpStream<P> {
 
     /// How many bytes from the reading position on are urgent, if any are. They are read in line.
     ///
-    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated for
-    /// the call.
+    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated
+    /// for the call.
     #[must_use]
     pub fn urgent(&self) -> Option<u32> {
         let core = self.core.borrow();

@@ -138,8 +138,8 @@ impl<P: Payload> TcpStream<P> {
 
     /// Bytes for which the send buffer has room at present.
     ///
-    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated for
-    /// the call.
+    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated
+    /// for the call.
     #[must_use]
     pub fn room(&self) -> usize {
         self.core.borrow().tcp.connections.see(self.id).map_or(0, |seen| seen.connection().room())

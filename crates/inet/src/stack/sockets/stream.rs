@@ -124,8 +124,8 @@ impl<P: Payload> TcpStream<P> {
 
     /// The connection's state in numbers.
     ///
-    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated for
-    /// the call.
+    /// Cost: if the connection is idle, its state is copied into about 1.7 KB that are allocated
+    /// for the call.
     #[must_use]
     pub fn info(&self) -> Option<Info> {
         let core = self.core.borrow();

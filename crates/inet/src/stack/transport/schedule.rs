@@ -228,8 +228,8 @@ impl Schedule {
         self.to_relieve = self.buffer_limited.len();
     }
 
-    /// Enqueues some of the connections for which pages were returned. Those that are idle are woken,
-    /// which costs an allocation for each: they may have a larger window to announce.
+    /// Enqueues some of the connections for which pages were returned. Those that are idle are
+    /// woken, which costs an allocation for each: they may have a larger window to announce.
     pub(crate) fn relieve_some<P: Payload>(&mut self, connections: &mut Connections<P>) {
         for _ in 0..self.to_relieve.min(MOST_RELIEVED) {
             self.to_relieve -= 1;

@@ -42,8 +42,8 @@ impl<C: Carrier> Sender<C> {
         next
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) has nothing to choose from: all that was queued
-    /// has left, and nothing is known to be lost.
+    /// Whether [`poll_transmit`](Self::poll_transmit) has nothing to choose from: all that was
+    /// queued has left, and nothing is known to be lost.
     pub(in crate::tcp) fn is_quiet(&self) -> bool {
         self.syn_acked
             && self.agreed.is_some()

@@ -33,7 +33,8 @@ pub(crate) trait UsedEntries: Sized {
 /// What [`read_run`](DriverFormat::read_run) reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
-    /// The id of the first entry, which is also its place in the ring. Each next one has the next id.
+    /// The id of the first entry, which is also its place in the ring. Each next one has the next
+    /// id.
     pub(crate) first: u16,
     /// Buffers that the device has.
     pub(crate) posted: u16,
@@ -130,15 +131,15 @@ pub(crate) trait DriverFormat: Sized {
     /// Reads used entries from the next one on, where each buffer is one entry of the ring, as long
     /// as each is what is `expected`. Calls `seen` with the buffer of each, and its length.
     /// `buffers` are those from the next one on, not around the end of the ring: not more are read.
-    /// Returns how many entries were as expected, and whether another one is used behind them. If the
-    /// device claims more than were posted, a split ring returns none, and a packed ring at most as
-    /// many as were posted.
+    /// Returns how many entries were as expected, and whether another one is used behind them. If
+    /// the device claims more than were posted, a split ring returns none, and a packed ring at
+    /// most as many as were posted.
     fn read_run<B>(&self, expected: Expected, buffers: &mut [B], seen: impl FnMut(&mut B, u32)) -> (u16, bool);
 
-    /// The ids of the used entries from the next one on, up to the end of the ring, where each buffer
-    /// is one entry of the ring, at most `most`: none of them is checked. The device has `posted`
-    /// buffers. An entry is read when the iterator gets there, once. If the device claims more than
-    /// were posted, a split ring returns none, and a packed ring at most `posted`.
+    /// The ids of the used entries from the next one on, up to the end of the ring, where each
+    /// buffer is one entry of the ring, at most `most`: none of them is checked. The device has
+    /// `posted` buffers. An entry is read when the iterator gets there, once. If the device claims
+    /// more than were posted, a split ring returns none, and a packed ring at most `posted`.
     fn used_ids(&self, posted: u16, most: u16) -> impl Iterator<Item = u32>;
 
     /// The place of the next used entry in the ring.

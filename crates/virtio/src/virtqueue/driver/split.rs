@@ -322,8 +322,8 @@ impl DriverFormat for Split {
         let (mut next, span) = (expected.word(u32::from(first) + 1), u64::from(expected.span));
         let Some((last, buffers)) = buffers[..n].split_last_mut() else { return (0, false) };
         for (i, (buffer, word)) in buffers.iter_mut().zip(used.words()).enumerate() {
-            // The length of this entry and the id of the next one. If only the id is wrong, this entry
-            // is left out, too.
+            // The length of this entry and the id of the next one. If only the id is wrong, this
+            // entry is left out, too.
             let word = word.read();
             if word.wrapping_sub(next) > span {
                 return (i as u16, true);

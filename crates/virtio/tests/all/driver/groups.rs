@@ -163,8 +163,8 @@ fn frames_that_are_left_are_kept_or_released() {
     }
 }
 
-/// What a handler does not take stays in its slot, also behind slots for which there is no page. If the
-/// next group is taken as a whole, that page is neither lost nor posted at another place.
+/// What a handler does not take stays in its slot, also behind slots for which there is no page. If
+/// the next group is taken as a whole, that page is neither lost nor posted at another place.
 #[test]
 fn pages_that_were_left_behind_empty_slots() {
     struct Keep {
@@ -531,8 +531,8 @@ fn a_handler_for_groups_panics() {
     });
 }
 
-/// A handler catches its own panic over a frame at each place of a group. The frames behind that one
-/// arrive once, and count once for the budgets of the polls.
+/// A handler catches its own panic over a frame at each place of a group. The frames behind that
+/// one arrive once, and count once for the budgets of the polls.
 #[test]
 fn a_handler_catches_its_panic_at_each_place() {
     struct Catches(Panics);

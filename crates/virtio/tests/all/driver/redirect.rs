@@ -379,8 +379,8 @@ fn packets_of_two_domains() {
     close(a, b, Domains::Two, false);
 }
 
-/// Proves POOL-9: nothing is mapped for a packet whose only fragment of another domain is empty. The
-/// next packet in its slot is read at its own addresses.
+/// Proves POOL-9: nothing is mapped for a packet whose only fragment of another domain is empty.
+/// The next packet in its slot is read at its own addresses.
 #[test]
 fn an_empty_fragment_of_another_domain() {
     let (mut a, mut b) = two(Domains::Two, 1518, [64, 8]);

@@ -66,14 +66,14 @@ fn ids_up_to_each_limit() {
     });
 }
 
-/// The words of a split ring's elements are not aligned to 8 bytes. There is no run, and completions
-/// are read one by one.
+/// The words of a split ring's elements are not aligned to 8 bytes. There is no run, and
+/// completions are read one by one.
 #[test]
 fn a_ring_that_is_not_aligned() {
     let (memory, layout) = (Memory::new(), SplitLayout::new(SIZE));
     let ring = || {
-        // SAFETY: the block outlives the rings, and has room behind the used ring, which is aligned to
-        // 4 bytes.
+        // SAFETY: the block outlives the rings, and has room behind the used ring, which is aligned
+        // to 4 bytes.
         unsafe {
             let [avail, used] = [layout.avail, layout.used + 4].map(|at| memory.base.add(at));
             SplitRing::from_parts(memory.base, avail, used, SIZE)

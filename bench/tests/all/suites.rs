@@ -299,8 +299,8 @@ fn streams_have_every_path() {
             }
         }
     }
-    for name in ["ours", "smoltcp"] {
-        ["", "requests: "].map(|of| measured(find(&format!("{of}{TURNS}"), name, 1)));
+    for (of, name) in [("", "ours"), ("", "smoltcp"), ("requests: ", "ours"), ("requests: ", "smoltcp")] {
+        measured(find(&format!("{of}{TURNS}"), name, 1));
     }
     for name in ["ours", "kernel_veth", "smoltcp"] {
         for section in ["cost of a segment", "cost of a byte"] {

@@ -1,5 +1,6 @@
-/* The library stays when a program that has loaded it closes it: threads have restartable sequences
- * and destructors in it. This program calls nothing of it by name, so that nothing else keeps it. */
+/* The library stays when a program that has loaded it closes it: threads have restartable
+ * sequences and destructors in it. This program calls nothing of it by name, so that nothing else
+ * keeps it. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -140,7 +140,7 @@ fn under_a_flood(words: &str) -> Output {
 }
 
 /// With busy polling, the kernel may not know what to poll for the socket, as for veth on some
-/// kernels. The report says which it was, in both forms.
+/// kernels. Both forms of the report state which it was.
 #[test]
 fn perf_says_whether_the_kernel_knows_what_to_poll() {
     in_namespace(|| {

@@ -248,8 +248,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         SegmentInput { tcp, resources, tx: *tx }.handle_segment(&segment, P::received(frame, at, len).take(chunks));
     }
 
-    /// What a connection is told of a frame with `len` bytes of payload, and how many chunks of the
-    /// payload it gets.
+    /// What is reported to a connection of a frame with `len` bytes of payload, and how many chunks
+    /// of the payload it receives.
     #[inline]
     fn admit(&mut self, frame: &P::Frame, len: usize, ce: bool, origin: Origin) -> (tcp::SegmentMeta, usize) {
         // The meta data of a merged segment, or of one that was never cut, has the size of its

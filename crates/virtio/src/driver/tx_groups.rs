@@ -2,7 +2,7 @@
 //!
 //! What a packet of one fragment costs is paid once for a run of them: see `runs.rs` of
 //! [`virtqueue::driver`](crate::virtqueue::driver). Any other packet, and any other order of
-//! completions, takes the path of a single one.
+//! completions, is handled one by one.
 
 use super::stats::DeviceFault;
 use super::tx::{Queue, TxPath, filled, needs};

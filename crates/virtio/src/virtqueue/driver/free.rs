@@ -68,7 +68,7 @@ impl Free {
         Some((first, n as u16))
     }
 
-    /// Takes the next `n`, a [run](Self::run).
+    /// Removes the next `n` slots, which are a [run](Self::run).
     #[inline(always)]
     pub(super) fn taken_run(&mut self, n: u16) {
         self.head = self.head.wrapping_add(n);

@@ -320,7 +320,7 @@ impl DriverFormat for Packed {
 
     #[inline(always)]
     fn read_run<B>(&self, expected: Expected, buffers: &mut [B], mut seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
-        debug_assert_eq!(expected.first, self.used.offset());
+        debug_assert_eq!(expected.first, self.used_place());
         let n = buffers.len().min(expected.posted.into());
         let descs = self.ring.used_words(self.used, n);
         let turn = u64::from(self.used.used()) << 48;

@@ -313,7 +313,7 @@ impl DriverFormat for Split {
     #[inline(always)]
     fn read_run<B>(&self, expected: Expected, buffers: &mut [B], mut seen: impl FnMut(&mut B, u32)) -> (u16, bool) {
         let (first, ready) = (expected.first, self.ring.used_idx().wrapping_sub(self.next_used));
-        debug_assert_eq!(first, self.next_used & (self.size() - 1));
+        debug_assert_eq!(first, self.used_place());
         let n = if ready <= expected.posted { usize::from(ready).min(buffers.len()) } else { 0 };
         let Some(used) = self.ring.used_run(first, n) else { return (0, false) };
         if used.first_id() != u32::from(first) {

@@ -104,6 +104,8 @@ program with-feature "$(< "$out/features.toml")" < tests/packages/main.rs
 cp Cargo.lock "$out"
 cd "$out"
 cargo metadata --format-version 1 > metadata.json
+# All that a package names, also what is built by none of the programs: documents are made offline.
+cargo fetch --quiet
 ! grep -qF "\"$tree/crates/" metadata.json || fail "a path leads into the tree"
 
 # crates PACKAGE MOST: how many crates are in the tree of a program, itself included.

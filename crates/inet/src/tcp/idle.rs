@@ -179,7 +179,8 @@ impl IdleConnection {
 
     /// Whether the user has received everything, and the peer sends no more. Otherwise there is
     /// nothing to receive yet.
-    pub(crate) fn is_at_end(&self) -> bool {
+    #[must_use]
+    pub fn is_at_end(&self) -> bool {
         self.receiver.is_finished() || self.recv_shutdown
     }
 }

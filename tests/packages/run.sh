@@ -176,13 +176,14 @@ fi
 
 # ---- a release
 
-# In a copy: each package has the new version, and what was unreleased has it, too.
+# In a copy: each package has the new version, and what was unreleased has it, too. That is done
+# offline.
+cargo fetch --locked --quiet
 mkdir -p "$out/release"
 git ls-files -z | xargs -0 cp --parents -t "$out/release"
 "$out/release/packaging/version.sh" 99.1.2 > /dev/null
 cd "$out/release"
 [[ $(cargo metadata --no-deps --offline --format-version 1 | jq '[.packages[] | select(.publish == null) | .version] | unique == ["99.1.2"]') == true ]] || fail "a package has another version"
-cargo fetch --locked --quiet
 cargo metadata --offline --locked --format-version 1 > /dev/null
 grep -qE '^## 99\.1\.2 - 2' CHANGELOG.md || fail "the changelog has no section of the new version"
 ! packaging/version.sh 99.1.2 2> /dev/null || fail "the same version was accepted again"

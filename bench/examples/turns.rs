@@ -12,8 +12,8 @@
 //! Processes are stopped by SIGSTOP, so that a program needs no code for turns. A group leaves when
 //! its first process has ended; the others of the group are then ended by SIGTERM. The output is
 //! the time in which a cache line goes from one of the CPUs to the other: machines have states in
-//! which it differs by a factor of five (`docs/notes/dpdk-vhost.md`). Without a group it is measured
-//! once.
+//! which it differs by a factor of five (`docs/notes/dpdk-vhost.md`). Without a group it is
+//! measured once.
 
 use anyhow::{Context, ensure};
 use clap::Parser;

@@ -131,12 +131,22 @@ fn curve_table(section: &str, rows: &[Row]) -> String {
     }
     let head: Vec<String> =
         [String::from("by threads")].into_iter().chain(columns.iter().map(usize::to_string)).collect();
+    // The table above has a unit that is a word.
+    let number = |value: f64, unit: &str| {
+        let text = show(value, unit);
+        text.strip_suffix(unit).filter(|_| is_word(unit)).map_or(text.clone(), |number| number.trim_end().to_owned())
+    };
     let cells = curves.iter().map(|curve| {
         let value = |n: &usize| curve.points.iter().find(|(threads, _)| threads == n).map(|(_, value)| value.median);
-        let values = columns.iter().map(|n| value(n).map_or(String::new(), |value| show(value, curve.row.head.unit)));
+        let values = columns.iter().map(|n| value(n).map_or(String::new(), |value| number(value, curve.row.head.unit)));
         [curve.row.head.name.clone()].into_iter().chain(values).collect()
     });
     table(&head, cells, |column| column > 0) + "\n"
+}
+
+/// Whether a unit is a word, such as `retries`, and no symbol.
+pub(crate) fn is_word(unit: &str) -> bool {
+    !["ns", "b/s", "B", "%", "x"].contains(&unit)
 }
 
 /// The verdict on a target. An open goal that is not reached is open.

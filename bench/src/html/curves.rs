@@ -75,7 +75,6 @@ fn panel(all: &[usize], columns: &[usize], axis: &Axis, curve: &Curve<'_>) -> Ma
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::goals::tests::row;
     use crate::report::{Head, Row};
 

@@ -153,8 +153,8 @@ fn legend() -> Markup {
         ),
         (
             "Curves",
-            "The median of a row by the number of threads, each on a CPU of its own, with the least and the most of the runs. The values of \
-             the fewest and of the most threads stand above the curve.",
+            "The median of a row by the number of threads, with the least and the most of the runs. The values of the fewest and of the most \
+             threads stand above the curve.",
         ),
         ("x NAME", "How many times as fast as the row NAME with as many threads, run by run."),
         ("tsc", "Ticks of the time stamp counter."),

@@ -98,23 +98,24 @@ fn each_suite_has_its_question_and_the_answer() {
 #[test]
 fn rows_with_several_numbers_of_threads_have_curves() {
     let (table, page) = reports();
-    if !two() {
-        return assert!(!table.contains("by threads") && !page.contains("<figure class=\"curves\""), "{table}");
-    }
     let blocks: Vec<&str> = table.split("by threads").skip(1).collect();
     let panels: Vec<&str> = page.split("<p class=\"panel-name\">").skip(1).collect();
     let mut lines = 0;
     for block in &blocks {
         let mut block = block.lines();
-        assert_eq!(block.next().unwrap().split_whitespace().collect::<Vec<_>>(), ["1", "2"]);
-        // Each value has its unit.
+        let columns: Vec<_> = block.next().unwrap().split_whitespace().collect();
+        // Answers of the server are measured with more threads than there are CPUs: their curves are
+        // the only ones of a machine with one CPU.
+        assert!(columns.starts_with(&["1", "2"]), "{columns:?}");
+        // A name, and a value in each column.
         for line in block.take_while(|line| !line.is_empty() && !line.starts_with(' ')) {
-            assert_eq!(line.split_whitespace().count(), 5, "{line}");
+            assert!(line.split_whitespace().count() > columns.len(), "{line}");
             lines += 1;
         }
     }
     assert_eq!(lines, panels.len());
-    for name in ["percpuref", "refcount_rotating", "shared", "ranges_mixed", "kill_64"] {
+    let names = ["percpuref", "refcount_rotating", "shared", "ranges_mixed", "kill_64"];
+    for name in names.into_iter().filter(|_| two()) {
         let of: Vec<_> = panels.iter().filter(|panel| panel.starts_with(&format!("{name}<"))).collect();
         assert!(!of.is_empty(), "{name}");
         for panel in of {

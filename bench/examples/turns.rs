@@ -12,7 +12,8 @@
 //! Processes are stopped by SIGSTOP, so that a program needs no code for turns. A group leaves when
 //! its first process has ended; the others of the group are then ended by SIGTERM. The output is
 //! the time in which a cache line goes from one of the CPUs to the other: machines have states in
-//! which it differs by a factor of five (`docs/notes/dpdk-vhost.md`).
+//! which it differs by a factor of five (`docs/notes/dpdk-vhost.md`). Without a group it is
+//! measured once.
 
 use anyhow::{Context, ensure};
 use clap::Parser;
@@ -34,7 +35,6 @@ struct Args {
     #[arg(long, value_delimiter = ',', required = true)]
     cpus: Vec<usize>,
     /// The processes of a group, with commas between them.
-    #[arg(required = true)]
     groups: Vec<String>,
 }
 
@@ -115,9 +115,8 @@ fn main() -> anyhow::Result<()> {
     let cpus = <[usize; 2]>::try_from(args.cpus).ok().context("--cpus needs two CPUs")?;
     ensure!(cpus[0] != cpus[1], "--cpus {},{}: a line needs two CPUs to go between", cpus[0], cpus[1]);
     groups.iter().for_each(|group| signal(&group.0, Signal::STOP));
-    let mut hand_overs = Vec::new();
+    let mut hand_overs = vec![hand_over(cpus)];
     while !groups.is_empty() {
-        hand_overs.push(hand_over(cpus));
         let mut left = Vec::new();
         for group in groups {
             if group.turn(Duration::from_millis(args.turn))? {
@@ -125,8 +124,9 @@ fn main() -> anyhow::Result<()> {
             }
         }
         groups = left;
+        hand_overs.push(hand_over(cpus));
     }
     let Spread { median, min, max, .. } = Spread::of(hand_overs.iter().copied());
-    println!("hand-over {median:.0} {min:.0} {max:.0} ns, {} rounds", hand_overs.len());
+    println!("hand-over {median:.0} {min:.0} {max:.0} ns, {} measurements", hand_overs.len());
     Ok(())
 }

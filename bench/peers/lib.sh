@@ -256,17 +256,25 @@ result() {
 }
 
 # take_turns NAME...: runs receivers, each with the device NAME-device, in turns until each has its
-# result. All are connected and stopped meanwhile. Prints the time in which a cache line goes
-# between the CPUs.
+# result. All are connected and stopped meanwhile. Sets LINE, which is measured between two rounds.
 take_turns() {
     local name groups=()
     for name; do
         groups+=("${PID[$name]},${PID[$name-device]}")
     done
-    "$EXAMPLES/turns" --turn "$TURN_MS" --cpus "$DRIVER_CPU,$DEVICE_CPU" "${groups[@]}" > "$TMP/turns.log" ||
-        fail "the turns have failed"
-    awk '/^hand-over/ { printf "  a cache line goes between the CPUs in %d ns (%d..%d)\n", $2, $3, $4 }' "$TMP/turns.log" >&2
-    awk '/^hand-over/ { print $2 }' "$TMP/turns.log" >> "$TMP/hand-over.rows"
+    turns --turn "$TURN_MS" "${groups[@]}"
+}
+
+# hand_over: sets LINE while no side runs.
+hand_over() { turns; }
+
+# turns ARGUMENT...: leaves in LINE the state of the machine: the nanoseconds in which a cache line
+# goes between the CPUs, the median and the smallest and largest of the rounds.
+LINE=
+turns() {
+    "$EXAMPLES/turns" --cpus "$DRIVER_CPU,$DEVICE_CPU" "$@" > "$TMP/turns.log" || fail "the turns have failed"
+    LINE=$(awk '/^hand-over/ { print $2, $3, $4 }' "$TMP/turns.log")
+    [[ -n $LINE ]] || fail "the turns have not measured a hand-over"
 }
 
 # off_turn NAME: stops a pair that is connected, until its turn comes.
@@ -283,12 +291,21 @@ features() {
 
 # ---- the figures
 
-# record VARIANT: keeps ROW. Fails if the receiver received nothing, because the comparison is then
-# broken.
+# record VARIANT: keeps ROW, and the state of the machine in which it was measured. Fails if the
+# receiver received nothing, because the comparison is then broken.
 record() {
-    awk -v name="$1" '{ if (!($1 > 0 && $2 > 0)) exit 1; printf "  %-26s %8.2f Mpps %7.1f ns/packet\n", name, $1 / 1e6, $2 }' \
+    awk -v name="$1" -v line="$LINE" '{ if (!($1 > 0 && $2 > 0)) exit 1
+        split(line, state); printf "  %-26s %8.2f Mpps %7.1f ns/packet, a line in %d ns\n", name, $1 / 1e6, $2, state[1] }' \
         >&2 <<< "$ROW" || fail "$1 received nothing ($ROW)"
     echo "$ROW" >> "$TMP/$1.rows"
+    echo "$LINE" >> "$TMP/$1.line"
+}
+
+# state VARIANT: the time in which a cache line went between the CPUs: the median of the runs'
+# medians, the smallest and the largest.
+state() {
+    printf '%.0f (%.0f..%.0f)' "$(awk '{ print $1 }' "$TMP/$1.line" | spread | cut -d' ' -f1)" \
+        "$(awk '{ print $2 }' "$TMP/$1.line" | spread | cut -d' ' -f2)" "$(awk '{ print $3 }' "$TMP/$1.line" | spread | cut -d' ' -f3)"
 }
 
 # spread: reads one number a line, prints "MEDIAN MIN MAX".
@@ -297,11 +314,12 @@ spread() { sort -g | awk '{ v[NR] = $1 } END { m = int((NR + 1) / 2); print NR %
 # table VARIANT...
 table() {
     local variant
-    printf '%-26s %26s %26s\n' "$RUNS runs of $SECS s" 'Mpps: median (min..max)' 'ns/packet: median (min..max)'
+    printf '%-26s %26s %26s %20s\n' "$RUNS runs of $SECS s" 'Mpps: median (min..max)' 'ns/packet: median (min..max)' 'a line between CPUs'
     for variant; do
-        printf '%-26s %26s %26s\n' "$variant" \
+        printf '%-26s %26s %26s %20s\n' "$variant" \
             "$(awk '{ print $1 / 1e6 }' "$TMP/$variant.rows" | spread | xargs printf '%.2f (%.2f..%.2f)')" \
-            "$(awk '{ print $2 }' "$TMP/$variant.rows" | spread | xargs printf '%.1f (%.1f..%.1f)')"
+            "$(awk '{ print $2 }' "$TMP/$variant.rows" | spread | xargs printf '%.1f (%.1f..%.1f)')" \
+            "$(state "$variant") ns"
     done
 }
 
@@ -354,15 +372,13 @@ compare() {
     done
 }
 
-# tables VARIANT...: prints the table of each set, with its negotiated features, and the state of
-# the machine.
+# tables VARIANT...: prints the table of each set, with its negotiated features.
 tables() {
     local set
     for set in "${SETS[@]}"; do
         echo "$set: negotiated${NEGOTIATED[$set]:- none}; virtio_user's path is \"${RX_PATH[$set]}\""
         table "${@/#/$set${SUFFIX:-}-}"
     done
-    spread < "$TMP/hand-over.rows" | xargs printf 'a cache line goes between the CPUs in %.0f ns (%.0f..%.0f): medians of the runs\n'
 }
 
 # goal SET VERSION WHAT COLUMN COMPARISON GOAL: the ratio of netmem (with the pool) to virtio_user
@@ -372,10 +388,11 @@ goal() {
 }
 
 # ratio LABEL COLUMN VARIANT BASELINE [COMPARISON GOAL]: the ratio within each round, because runs
-# of one round have the same noise. Column 1 is packets/s, 2 ns/packet.
+# of one round have the same noise, and the state of the machine. Column 1 is packets/s, 2
+# ns/packet.
 ratio() {
     local label=$1 column=$2 comparison=${5:-} goal=${6:-} median min max verdict
     read -r median min max < <(paste "$TMP/$3.rows" "$TMP/$4.rows" | awk -v c="$column" '{ print $c / $(c + 2) }' | spread)
     verdict=$(awk -v m="$median" -v g="$goal" -v c="$comparison" 'BEGIN { print (c == ">=" ? m >= g : m <= g) ? "reached" : "missed" }')
-    printf '%s: %.2f (%.2f..%.2f)%s\n' "$label" "$median" "$min" "$max" "${goal:+, goal $comparison $goal: $verdict}"
+    printf '%s: %.2f (%.2f..%.2f)%s; a line in %s ns\n' "$label" "$median" "$min" "$max" "${goal:+, goal $comparison $goal: $verdict}" "$(state "$3")"
 }

@@ -34,7 +34,6 @@ done
 
 echo "device and driver, netmem's and DPDK's, 64 B, turns of $TURN_MS ms, negotiated:${NEGOTIATED[in_order]}"
 table netmem "${DPDK[@]/#/dpdk-}"
-spread < "$TMP/hand-over.rows" | xargs printf 'a cache line goes between the CPUs in %.0f ns (%.0f..%.0f): medians of the runs\n'
 # The goal is of machines and moments in which a line costs at most 40 ns.
 for version in "${DPDK[@]}"; do
     ratio "netmem pair / DPDK $version pair, packets/s" 1 netmem "dpdk-$version" ">=" 3

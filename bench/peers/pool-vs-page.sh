@@ -7,6 +7,7 @@ source "$(dirname "$0")/lib.sh"
 
 begin 0
 have_netmem || exit 0
+have_examples || exit 0
 
 # row ALLOC: "PACKETS_PER_SECOND NS_PER_PACKET" of the report. Fails if pages were not returned.
 row() {
@@ -19,6 +20,7 @@ row() {
 
 for ((run = 1; run <= RUNS; run++)); do
     echo "run $run of $RUNS" >&2
+    hand_over
     "$NETMEM" perf --device embedded --mode small --size 64 --alloc pool,page,frags --queues 1 --consumer same --xdp pass --ring 1024 \
         --duration "$SECS" --runs 1 --cpus "net=$DRIVER_CPU,device=$DEVICE_CPU" --json > "$TMP/all.json"
     for alloc in pool page frags; do

@@ -36,9 +36,9 @@ memory=0
 begin $memory ip ethtool perf
 dpdk_system
 [[ ${#DPDK[@]} == 0 ]] || PROGRAM[dpdk]=$TMP/dpdk-port
-for binary in xsk_peer xdp_flood xdp_drop; do
+for binary in xsk_peer xdp_flood xdp_drop turns; do
     [[ -x $EXAMPLES/$binary ]] ||
-        skip "no binary at $EXAMPLES/$binary (cargo build --release -p netmem-bench --example xsk_peer --example xdp_flood --example xdp_drop)"
+        skip "no binary at $EXAMPLES/$binary (cargo build --release -p netmem-bench --example xsk_peer --example xdp_flood --example xdp_drop --example turns)"
 done
 if [[ -x $XSK_RS ]]; then
     PROGRAM[xsk_rs]=$XSK_RS
@@ -150,6 +150,7 @@ begin_peer() {
 # measure JOB VARIANT
 measure() {
     local job=$1 variant=$2 packets elapsed busy idle began pid log=$TMP/peer.log
+    hand_over
     [[ $variant != *_busy ]] || defer 2 200000
     # Before the program, because one that sends does not wait.
     ! sampled "$job" "$variant" || sample

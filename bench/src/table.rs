@@ -1,5 +1,6 @@
 //! The report as text, at most 100 columns wide unless rows were skipped.
 
+use crate::curves::{curves, threads};
 use crate::plan::Suite;
 use crate::report::{Head, Measured, Report, Row};
 use crate::rows::Rows;
@@ -86,7 +87,8 @@ pub(crate) fn render(report: &Report) -> String {
     for section in sections(&report.variants) {
         let rows: Vec<&Row> = report.variants.iter().filter(|row| row.head.section == section).collect();
         let remarks: String = remarks(&rows).iter().map(|remark| format!("  {remark}\n")).collect();
-        let _ = writeln!(out, "{}\n{}\n{remarks}", heading(section), Grid::of(&rows).table());
+        let curves = curve_table(section, &report.variants);
+        let _ = writeln!(out, "{}\n{}\n{curves}{remarks}", heading(section), Grid::of(&rows).table());
     }
     if !report.goals.is_empty() {
         let _ = writeln!(out, "Goals (names stand for times; with one thread, where it says x1)");
@@ -117,6 +119,34 @@ pub(crate) fn render(report: &Report) -> String {
         );
     }
     out
+}
+
+/// The medians of a section by the number of threads, with a line end behind each line. Empty if no
+/// row was measured with several numbers.
+fn curve_table(section: &str, rows: &[Row]) -> String {
+    let curves = curves(section, rows);
+    let columns = threads(&curves);
+    if columns.is_empty() {
+        return String::new();
+    }
+    let head: Vec<String> =
+        [String::from("by threads")].into_iter().chain(columns.iter().map(usize::to_string)).collect();
+    // The table above has a unit that is a word.
+    let number = |value: f64, unit: &str| {
+        let text = show(value, unit);
+        text.strip_suffix(unit).filter(|_| is_word(unit)).map_or(text.clone(), |number| number.trim_end().to_owned())
+    };
+    let cells = curves.iter().map(|curve| {
+        let value = |n: &usize| curve.points.iter().find(|(threads, _)| threads == n).map(|(_, value)| value.median);
+        let values = columns.iter().map(|n| value(n).map_or(String::new(), |value| number(value, curve.row.head.unit)));
+        [curve.row.head.name.clone()].into_iter().chain(values).collect()
+    });
+    table(&head, cells, |column| column > 0) + "\n"
+}
+
+/// Whether a unit is a word, such as `retries`, and no symbol.
+pub(crate) fn is_word(unit: &str) -> bool {
+    !["ns", "b/s", "B", "%", "x"].contains(&unit)
 }
 
 /// The verdict on a target. An open goal that is not reached is open.

@@ -319,7 +319,7 @@ mod peers {
 /// The page pool and a page per packet, in turns. Proves PERF-1: both are measured in one run.
 #[test]
 fn page_pool_and_page_per_packet() {
-    script("bench/peers/pool-vs-page.sh", &[]);
+    comparison("bench/peers/pool-vs-page.sh", &[]);
 }
 
 /// The same command as a user without root and capabilities. The binary is copied to a place where

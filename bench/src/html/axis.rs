@@ -1,5 +1,6 @@
 //! The scale of a chart: where on its width a value lies, and which values have a line and a label.
 
+pub(super) use crate::table::is_word;
 use netmem_measure::units;
 
 /// Values that differ by more than this factor have a logarithmic axis.
@@ -118,11 +119,6 @@ impl Axis {
         let number = number(tick / factor);
         if unit.is_empty() { number } else { format!("{number} {unit}") }
     }
-}
-
-/// Whether a unit is a word, such as `retries`, and no symbol.
-pub(super) fn is_word(unit: &str) -> bool {
-    !["ns", "b/s", "B", "%", "x"].contains(&unit)
 }
 
 /// A number with as many decimals as its first three digits need.

@@ -2,6 +2,7 @@
 //! chart and a table each.
 
 use super::chart;
+use super::curves::curves;
 use super::goals;
 use super::summary::short;
 use crate::report::{Report, Row};
@@ -26,6 +27,7 @@ pub(super) fn chapter(report: &Report) -> Markup {
                 @let rows: Vec<&Row> = report.variants.iter().filter(|row| row.head.section == *section).collect();
                 h3 id={ (suite) "-" (n) } { (super::capital(table::heading(section))) }
                 (chart::charts(&report.params.threads, &rows))
+                (curves(&report.params.threads, &crate::curves::curves(section, &report.variants)))
                 @for remark in table::remarks(&rows) { p.note { (remark) } }
                 (figures(section, &Grid::of(&rows)))
             }

@@ -18,7 +18,7 @@ const COLOURS: usize = 5;
 type Figure<'a> = (&'a Row, Spread);
 
 /// Percent as an attribute of SVG.
-fn percent(at: f64) -> String {
+pub(super) fn percent(at: f64) -> String {
     format!("{at:.2}%")
 }
 
@@ -95,10 +95,7 @@ fn chart(threads: &[usize], rows: &[Figure<'_>]) -> Markup {
             None => groups.push(vec![row]),
         }
     }
-    let colour = |n: usize| {
-        let at = threads.iter().position(|&threads| threads == n).unwrap_or(threads.len());
-        format!("c{}", if differ { at % COLOURS } else { 0 })
-    };
+    let colour = |n: usize| if differ { colour(threads, n) } else { "c0".into() };
     let lanes = html! {
         @for group in &groups {
             @for (n, (row, value)) in group.iter().enumerate() {
@@ -120,8 +117,14 @@ fn chart(threads: &[usize], rows: &[Figure<'_>]) -> Markup {
     figure(&axis, first.head.unit, if differ { "grouped" } else { "" }, None, caption(first, &axis), lanes)
 }
 
-/// What the chart shows, and which end of it is better.
-fn caption(row: &Row, axis: &Axis) -> Markup {
+/// The class of the style sheet with the colour of this number of threads.
+pub(super) fn colour(threads: &[usize], n: usize) -> String {
+    let at = threads.iter().position(|&threads| threads == n).unwrap_or(threads.len());
+    format!("c{}", at % COLOURS)
+}
+
+/// What the values of a row are.
+pub(super) fn title(row: &Row) -> String {
     let (per, unit) = (row.head.per, row.head.unit);
     let of = if per.starts_with(|c: char| c.is_ascii_digit()) { "of" } else { "of a" };
     let what = match unit {
@@ -136,9 +139,14 @@ fn caption(row: &Row, axis: &Axis) -> Markup {
         Some(n) => format!(", rotating over {n} counters"),
         None => String::new(),
     };
-    let more = matches!(unit, "b/s" | "requests");
+    what + &counters
+}
+
+/// What the chart shows, and which end of it is better.
+fn caption(row: &Row, axis: &Axis) -> Markup {
+    let more = matches!(row.head.unit, "b/s" | "requests");
     html! {
-        b { (what) (counters) }
+        b { (title(row)) }
         " " span.hint { @if more { "more is better →" } @else { "← less is better" } }
         @if axis.logarithmic { " " span.hint { "logarithmic axis" } }
     }

@@ -151,6 +151,11 @@ fn legend() -> Markup {
             "Axis",
             "It begins at 0. If values differ by more than a factor of 30, it is logarithmic, which the chart says.",
         ),
+        (
+            "Curves",
+            "The median of a row by the number of threads, with the least and the most of the runs. The values of the fewest and of the most \
+             threads stand above the curve.",
+        ),
         ("x NAME", "How many times as fast as the row NAME with as many threads, run by run."),
         ("tsc", "Ticks of the time stamp counter."),
         ("of 10G, of 100G", "Share of the time from one 64-byte frame to the next at 10 and at 100 Gbit/s."),

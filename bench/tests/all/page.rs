@@ -7,6 +7,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// Whether there are two CPUs.
+fn two() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1)
+}
+
 /// The table and the page of a run of all suites, with two threads if there are two CPUs.
 fn reports() -> &'static (String, String) {
     static REPORTS: OnceLock<(String, String)> = OnceLock::new();
@@ -14,8 +19,7 @@ fn reports() -> &'static (String, String) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("all.html");
         std::fs::write(&file, "x".repeat(1 << 20)).unwrap();
-        let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
-        let threads = if two { "1,2" } else { "1" };
+        let threads = if two() { "1,2" } else { "1" };
         let table = short(&["all", "--threads", threads, "--html", file.to_str().unwrap()]);
         (table, std::fs::read_to_string(&file).unwrap())
     })
@@ -89,6 +93,42 @@ fn each_suite_has_its_question_and_the_answer() {
     }
 }
 
+/// A row that was measured with several numbers of threads has a curve: a line of the table, and a
+/// panel with a point and a label for each number.
+#[test]
+fn rows_with_several_numbers_of_threads_have_curves() {
+    let (table, page) = reports();
+    let blocks: Vec<&str> = table.split("by threads").skip(1).collect();
+    let panels: Vec<&str> = page.split("<p class=\"panel-name\">").skip(1).collect();
+    let mut lines = 0;
+    for block in &blocks {
+        let mut block = block.lines();
+        let columns: Vec<_> = block.next().unwrap().split_whitespace().collect();
+        // Answers of the server are measured with more threads than there are CPUs: their curves are
+        // the only ones of a machine with one CPU.
+        assert!(columns.starts_with(&["1", "2"]), "{columns:?}");
+        // A name, and a value in each column.
+        for line in block.take_while(|line| !line.is_empty() && !line.starts_with(' ')) {
+            assert!(line.split_whitespace().count() > columns.len(), "{line}");
+            lines += 1;
+        }
+    }
+    assert_eq!(lines, panels.len());
+    let names = ["percpuref", "refcount_rotating", "shared", "ranges_mixed", "kill_64"];
+    for name in names.into_iter().filter(|_| two()) {
+        let of: Vec<_> = panels.iter().filter(|panel| panel.starts_with(&format!("{name}<"))).collect();
+        assert!(!of.is_empty(), "{name}");
+        for panel in of {
+            let panel = panel.split_once("</svg></div>").unwrap().0;
+            let numbers =
+                ["<circle class=\"point", "<line class=\"step\"", "<text "].map(|part| panel.matches(part).count());
+            assert_eq!(numbers, [2, 1, 2], "{panel}");
+        }
+    }
+    // It has one number of threads.
+    assert!(!panels.iter().any(|panel| panel.starts_with("in_context<") || panel.starts_with("memory_page_ranges<")));
+}
+
 /// The widths at which the page is looked at: a telephone, the narrowest screen that has names,
 /// tracks and numbers next to each other, and a desk.
 const WIDTHS: [u32; 3] = [400, 900, 1400];
@@ -109,6 +149,7 @@ fn a_browser_shows_all_of_it() {
         for frame in &found {
             let seen = |key: &str| frame[key].as_u64().unwrap_or_else(|| panic!("{key} of {frame}"));
             assert_eq!((seen("width"), frame["dark"].as_bool()), (seen("asked"), Some(dark)), "{frame}");
+            assert_eq!(seen("panels") > 40, two(), "{frame}");
             assert!(seen("charts") > 40 && seen("points") > 200 && seen("texts") > 1000, "{frame}");
             let problems = frame["problems"].as_array().unwrap();
             assert!(problems.is_empty(), "{} pixels, dark: {dark}: {problems:#?}", seen("asked"));
@@ -161,6 +202,10 @@ fn the_faults_of_a_page_are_found() {
         (".axis text{font-size:2rem}", "' covers '"),
         (".axis{padding-left:9px}", ": a track is not as wide as its axis"),
         (".chart.goals{--name:44%}", ": the axis has 2"),
+        (".panel-name{position:relative;left:-1rem}", "' leaves the panel"),
+        (".panel .ends{position:relative;top:-1.2em}", "' covers '"),
+        (".columns text{transform:translateX(9px)}", ": a number of threads is not below its point"),
+        (".panel .ends{position:relative;top:40px}", "covers a point of the curve"),
     ];
     let altered = faults.map(|(style, _)| (900, page.replace("</style>", &format!("{style}</style>"))));
     for (frame, (style, fault)) in probe(&altered, false).iter().zip(faults) {

@@ -79,6 +79,35 @@ function chart(view, figure, wide, report) {
     return { points: points.length, texts: texts.length };
 }
 
+// The panels of a figure of curves: each has its name, the values of its ends, and the numbers of threads below its points.
+function curves(view, figure, report) {
+    let points = 0;
+    for (const panel of figure.querySelectorAll(".panel")) {
+        const name = panel.querySelector(".panel-name").innerText, outer = panel.getBoundingClientRect(), texts = lines(view, panel);
+        texts.forEach((one, n) => {
+            if (!within(one.box, outer)) report(`${name}: '${one.text}' leaves the panel`);
+            for (const other of texts.slice(n + 1)) {
+                if (other.node !== one.node && overlap(one.box, other.box)) report(`${name}: '${one.text}' covers '${other.text}'`);
+            }
+        });
+        const all = [...panel.querySelectorAll(".point")], seenHere = all.filter(point => seen(point, point.getBoundingClientRect()));
+        for (const point of all) {
+            const what = fault(view, point, point.getBoundingClientRect());
+            if (what) report(`${name}: a point ${what}`);
+        }
+        const labels = [...panel.querySelectorAll(".columns text")].map(text => text.getBoundingClientRect());
+        if (labels.length !== all.length) report(`${name}: ${all.length} points have ${labels.length} numbers of threads`);
+        seenHere.forEach((point, n) => {
+            const box = point.getBoundingClientRect(), middle = (box.left + box.right) / 2, label = labels[n];
+            if (label && Math.abs((label.left + label.right) / 2 - middle) > 1.5) report(`${name}: a number of threads is not below its point`);
+            for (const text of texts) if (overlap(box, text.box)) report(`${name}: '${text.text}' covers a point of the curve`);
+            for (const other of seenHere.slice(n + 1)) if (overlap(box, other.getBoundingClientRect())) report(`${name}: a point hides another of the curve`);
+        });
+        points += seenHere.length;
+    }
+    return points;
+}
+
 function look(frame) {
     const view = frame.contentWindow, page = frame.contentDocument, root = page.documentElement, problems = [];
     const report = what => problems.length < 20 && problems.push(what);
@@ -98,8 +127,10 @@ function look(frame) {
     }
     const figures = page.querySelectorAll("figure.chart");
     for (const figure of figures) points += chart(view, figure, view.matchMedia("(min-width: 56.01rem)").matches, report).points;
+    const panels = page.querySelectorAll(".panel").length;
+    for (const figure of page.querySelectorAll("figure.curves")) points += curves(view, figure, report);
     const asked = Number(frame.dataset.width), dark = luminance(parse(view.getComputedStyle(page.body).backgroundColor)) < 0.2;
-    return { asked, width: view.innerWidth, dark, charts: figures.length, points, texts, problems };
+    return { asked, width: view.innerWidth, dark, charts: figures.length, panels, points, texts, problems };
 }
 
 addEventListener("load", () => {

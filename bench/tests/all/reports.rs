@@ -2,9 +2,10 @@
 
 use crate::command::{self, Background, SHORT, bench, errors, figures, report, run, short};
 use crate::page::well_formed;
-use netmem_testing::schema;
+use netmem_testing::{installed, schema, skip};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -24,6 +25,34 @@ fn a_peer_that_is_missing_is_listed_with_the_reason() {
     assert!(why("dpdk_mbuf").contains("libdpdk is not installed"), "{}", why("dpdk_mbuf"));
     assert!(why("remote").contains("a CPU of its own"), "{}", why("remote"));
     assert!(rows.iter().any(|row| row["name"] == "in_context" && row["median"].is_f64()));
+}
+
+/// Under valgrind there is no vDSO, which the kernel's auxiliary vector names all the same. Threads
+/// are timed and ticks are counted without it.
+#[test]
+fn a_measurement_ends_under_valgrind() {
+    if let Err(why) = installed(&["valgrind"]) {
+        return skip(&why);
+    }
+    let output = Command::new("valgrind")
+        .args([
+            "--tool=none",
+            "--quiet",
+            env!("CARGO_BIN_EXE_netmem-bench"),
+            "refs",
+            "--rows",
+            "guard",
+            "--threads",
+            "1",
+            "--json",
+        ])
+        .args(SHORT)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}: {}", output.status, errors(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["done"]["cpu_time"]["own_s"].is_f64(), "{report}");
+    assert!(figures(&report["variants"][0])[0] > 0.0, "{report}");
 }
 
 /// Proves PERF-3: whatever is asked for is one object.

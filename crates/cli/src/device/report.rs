@@ -118,6 +118,8 @@ struct Report<'a> {
     uptime_seconds: f64,
     front_ends: FrontEnds,
     counters: BTreeMap<&'a str, u64>,
+    /// Of each queue pair, its part of the counters and of all drops.
+    pairs: Vec<BTreeMap<&'a str, u64>>,
     drops: BTreeMap<&'a str, u64>,
     queue_errors: BTreeMap<&'a str, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,7 +136,8 @@ struct FrontEnds {
 }
 
 impl Running<'_> {
-    /// The statistics as one JSON object, at most a few kilobytes.
+    /// The statistics as one JSON object: a few kilobytes, and at most 300 bytes for each queue
+    /// pair.
     pub(super) fn report(&self, events: &Events, connected: bool) -> String {
         let Events { served, busy, dead, short, .. } = *events;
         let report = Report {
@@ -145,6 +148,7 @@ impl Running<'_> {
             uptime_seconds: self.since.elapsed().as_secs_f64(),
             front_ends: FrontEnds { connected, served, busy, dead, short },
             counters: self.stats.counters().collect(),
+            pairs: self.stats.pairs().map(BTreeMap::from).collect(),
             drops: self.stats.drops().collect(),
             queue_errors: self.stats.queue_errors().collect(),
             link: self.link.and_then(AskedLink::report),

@@ -151,20 +151,40 @@ fn too_few_descriptors_are_named() {
     assert!(output.status.success(), "{}", errors(&output));
 }
 
-/// The statistics are there while a front end is, and for clients that do not read.
+/// The statistics are there while a front end is, and for clients that do not read. The first queue
+/// pair has all traffic: its counters are those of the device.
 #[test]
 fn statistics_are_served_while_the_device_runs() {
     let device = Device::start(&["--port", "gen", "--queues", "2"]);
     let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&device.stats).unwrap()).collect();
     device.serves_perf();
+    await_that(|| device.stats()["front_ends"]["connected"] == false);
     let report = device.stats();
     assert_eq!((&report["command"], &report["queues"], &report["port"]), (&"device".into(), &2.into(), &"gen".into()));
+    for name in ["rx_frames", "rx_bytes", "tx_frames", "tx_bytes"] {
+        let of = |pair: usize| report["pairs"][pair][name].clone();
+        assert_eq!((of(0), of(1)), (report["counters"][name].clone(), 0.into()), "{name}");
+    }
     assert!(report["counters"]["rx_frames"].as_u64() > Some(0), "{report}");
     assert_eq!(report["drops"]["too_big"], 0);
     assert_eq!(report["queue_errors"]["avail_jump"], 0);
     let descriptors = Path::new("/proc").join(device.process.0.id().to_string()).join("fd").read_dir().unwrap().count();
     assert!(descriptors < 50, "{descriptors}: clients that do not read are kept");
     drop(silent);
+    device.ends_at(Signal::TERM);
+}
+
+/// The text of the most queue pairs fits the buffer of a connection.
+#[test]
+fn the_statistics_of_all_queue_pairs_fit() {
+    let device = Device::start(&["--port", "sink", "--queues", "127"]);
+    let report = device.stats();
+    let pairs = report["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 127);
+    let names = ["dropped", "rx_bytes", "rx_frames", "tx_bytes", "tx_frames"];
+    assert!(pairs.iter().all(|pair| pair.as_object().unwrap().keys().eq(names)), "{report}");
+    // Each counter has at most as many digits.
+    assert!(report.to_string().len() + 127 * names.len() * 20 < 100_000, "{report}");
     device.ends_at(Signal::TERM);
 }
 

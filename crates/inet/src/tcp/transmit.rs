@@ -43,6 +43,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Whether an established connection has nothing to send before its user calls it, or time
     /// passes.
+    #[cfg(feature = "stack")]
     #[inline]
     pub(crate) fn only_user_is_next(&self) -> bool {
         self.state == State::Established && self.stall.is_none() && self.is_quiet()

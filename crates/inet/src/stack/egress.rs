@@ -3,7 +3,7 @@
 //!
 //! Why separately: the page of the payload has other holders, such as the user and an earlier
 //! transmission, so nothing may be written in front of the payload. A slot costs less than a page.
-//! A queue may have none, and a frame of headers alone is one piece of memory if it is in a page.
+//! A queue may have none. A frame that fits a slot is copied there as a whole.
 
 use crate::stack::stats::StackStats;
 use crate::tcp::Full;

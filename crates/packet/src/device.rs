@@ -202,6 +202,21 @@ pub trait TxQueue {
         Err(payload)
     }
 
+    /// Queues a frame that is copied into the slot of its descriptor, so that it needs no page and no
+    /// reference: its first byte is `frame`'s, and `meta` is its offload information. Returns what
+    /// [`header_slots`](Self::header_slots) reports as completed when the device is done with it.
+    ///
+    /// # Errors
+    ///
+    /// [`Sendable::Later`]: the queue is full. [`Sendable::Never`]: it has stopped or has no slots,
+    /// the device lacks an offload that the frame needs, or the frame has more than
+    /// [`HeaderSlots::ROOM`] bytes.
+    #[inline]
+    fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
+        let _ = (frame, meta);
+        Err(Sendable::Never)
+    }
+
     /// Moves the memory of a completed packet's list of fragments into `packet`, if that has no list
     /// and the queue keeps one. Its next [`push`](Packet::push) then does not allocate. By default
     /// a queue keeps none.
@@ -261,6 +276,11 @@ impl<T: TxQueue + ?Sized> TxQueue for &mut T {
     #[inline]
     fn send_behind(&mut self, headers: &[u8], payload: Packet<Self::Mem>) -> Result<SlotFrame, Packet<Self::Mem>> {
         (**self).send_behind(headers, payload)
+    }
+
+    #[inline]
+    fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
+        (**self).send_copied(frame, meta)
     }
 
     #[inline]

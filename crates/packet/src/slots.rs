@@ -46,9 +46,9 @@ pub struct SlotFrame {
 pub struct SlotCompletions(Arc<[AtomicU32]>);
 
 impl HeaderSlots {
-    /// The most bytes of headers in a slot. With the 12 bytes of virtio-net's own header, that is
-    /// two cache lines.
-    pub const ROOM: usize = 116;
+    /// The most bytes in a slot. With the 12 bytes of virtio-net's own header, that is four cache
+    /// lines: enough for the headers of a short message and the message.
+    pub const ROOM: usize = 244;
 
     /// The counts of the slots 0 to `slots` - 1, none of which is in use.
     #[must_use]

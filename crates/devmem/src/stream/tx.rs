@@ -114,6 +114,11 @@ impl<T: TxQueue, C: BindingCount> TxQueue for StreamTx<T, C> {
     }
 
     #[inline]
+    fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
+        self.queue.send_copied(frame, meta)
+    }
+
+    #[inline]
     fn lend_list(&mut self, packet: &mut Packet<T::Mem>) {
         self.queue.lend_list(packet);
     }

@@ -12,6 +12,7 @@ use crate::stack::payload::Payload;
 use crate::stack::resources::Resources;
 use crate::stack::shared::host::Host;
 use crate::tcp::{Flags, Header, IpFields};
+use crate::time::Time;
 use crate::wire::{
     Arp, Body, ByteRange, EthernetHeader, Flow, Icmp, IcmpKind, Ip, MAX_HEADERS, Outer, Transport, emit_echo_reply,
     emit_icmp_error, emit_tcp,
@@ -57,11 +58,14 @@ impl<P: Payload, T: TxQueue<Mem = P::Mem>> Control<'_, P, T> {
     // ---- neighbours
 
     /// Runs the timers of neighbours, and carries out the events. Returns how many there were.
+    #[inline]
     pub(crate) fn poll_neighbors(&mut self) -> usize {
         let now = self.resources.now;
-        if self.resources.host.neighbors_due().is_none_or(|at| at > now) {
-            return 0;
-        }
+        if self.resources.host.neighbors_due().is_none_or(|at| at > now) { 0 } else { self.run_neighbors(now) }
+    }
+
+    #[cold]
+    fn run_neighbors(&mut self, now: Time) -> usize {
         let host = self.resources.host.clone();
         let mut neighbors = host.neighbors();
         neighbors.handle_timeout(now);

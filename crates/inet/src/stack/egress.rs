@@ -3,9 +3,10 @@
 //!
 //! Why separately: the page of the payload has other holders, such as the user and an earlier
 //! transmission, so nothing may be written in front of the payload. A slot costs less than a page.
-//! A queue may have none, and a frame of headers alone is one piece of memory if it is in a page.
+//! A queue may have none. A frame that fits a slot is copied there as a whole.
 
 use crate::stack::stats::StackStats;
+use crate::tcp::Full;
 use crate::wire::{
     Body, Emitted, Flow, FragmentHeader, HEADROOM, MAX_HEADERS, Outer, emit_fragment, emit_udp, protocol,
 };
@@ -221,6 +222,29 @@ impl<M: Mapped> Egress<M> {
     ) -> Result<Option<SlotFrame>, Packet<M>> {
         let sent = tx.send_behind(headers, payload);
         self.outcome(tx, sent)
+    }
+
+    /// Sends a frame that is copied into a slot of the queue. It has at most
+    /// [`HeaderSlots::ROOM`] bytes. `Ok(None)` if it was dropped, and an error if there is no room
+    /// now.
+    #[inline]
+    pub(crate) fn send_copied<T: TxQueue<Mem = M>>(
+        &mut self,
+        tx: &mut T,
+        frame: &[u8],
+        meta: Meta,
+    ) -> Result<Option<SlotFrame>, Full> {
+        match tx.send_copied(frame, meta) {
+            Ok(sent) => {
+                self.stats.sent += 1;
+                Ok(Some(sent))
+            }
+            Err(Sendable::Never) => {
+                self.stats.refused += 1;
+                Ok(None)
+            }
+            Err(_) => Err(Full),
+        }
     }
 
     /// Counts what became of a frame.

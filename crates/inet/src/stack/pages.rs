@@ -129,8 +129,9 @@ impl SendPages {
     }
 
     /// How many connections can get a page now.
+    #[inline]
     pub(crate) fn ready(&self) -> usize {
-        self.waiting.len().min(self.free() as usize)
+        if self.waiting.is_empty() { 0 } else { self.waiting.len().min(self.free() as usize) }
     }
 
     /// Decides when those that still wait try again. They need no timer if all pages are counted

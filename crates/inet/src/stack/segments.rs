@@ -20,8 +20,8 @@ use crate::stack::payload::{Payload, Transmit, Unsent};
 use crate::stack::shared::host::Host;
 use crate::tcp::{Accepted, Chunk, Flags, Full, IpFields, Outgoing, Output};
 use crate::time::Time;
-use crate::wire::{Body, EthernetHeader, Flow, HeaderTemplate, Ip, MAX_HEADERS, Outer, emit_tcp};
-use netmem_packet::{Meta, Packet, SlotCompletions, SlotFrame, Sum, TxQueue};
+use crate::wire::{Body, Emitted, EthernetHeader, Flow, HeaderTemplate, Ip, Outer, emit_tcp};
+use netmem_packet::{HeaderSlots, Meta, Packet, SlotCompletions, SlotFrame, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};
 use std::ops::Range;
 
@@ -158,6 +158,30 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         Ok(HeaderTicket::slot(completions, frame))
     }
 
+    /// Sends a unit without payload, or of little payload in host memory, as one frame that is
+    /// copied into a slot of the queue: one piece of memory for the device, and no reference.
+    /// `frame` begins with the headers, and has room for the payload. `None` if it is too long.
+    fn send_copied(
+        &mut self,
+        frame: &mut [u8; HeaderSlots::ROOM],
+        headers: Emitted,
+        payload: &[P::Sent],
+    ) -> Option<Result<HeaderTicket<P::Mem>, Full>> {
+        let mut at = headers.len;
+        for frag in payload.iter().filter_map(P::in_host) {
+            frag.copy_to(0, frame.get_mut(at..at + frag.len())?).ok()?;
+            at += frag.len();
+        }
+        let sent = match self.egress.send_copied(self.tx, &frame[..at], headers.meta) {
+            Ok(sent) => sent,
+            Err(full) => return Some(Err(full)),
+        };
+        // A segment without payload can be sent again at any time.
+        let is_awaited = at > headers.len && sent.is_some();
+        let completions = if is_awaited { self.egress.slots(self.tx) } else { None };
+        Some(Ok(completions.map_or_else(HeaderTicket::none, |completions| HeaderTicket::slot(completions, sent))))
+    }
+
     /// Sends a unit as one frame.
     fn send_whole(
         &mut self,
@@ -170,7 +194,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         // It fits: the path's MTU does.
         let segment_size = (payload_len > segment_size).then_some(segment_size as u16);
         let payload_len = payload_len as usize;
-        let mut head = [0; MAX_HEADERS];
+        let mut head = [0; HeaderSlots::ROOM];
         let in_host = payload.iter().all(|chunk| P::in_host(chunk).is_some());
         // What goes to this host is never on a wire.
         let complete = !egress.checksums && in_host && (payload_len == 0 || !to_self);
@@ -179,6 +203,16 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
         let emitted = emit_tcp(&mut head, outer, flow, header, body);
         debug_assert!(emitted.is_ok(), "{emitted:?}");
         let Some(emitted) = emitted.ok() else { return Ok(HeaderTicket::none()) };
+        if !to_self
+            && in_host
+            && egress.has_slots(*tx)
+            && emitted.len + payload_len <= HeaderSlots::ROOM
+            && let Some(sent) = self.send_copied(&mut head, emitted, payload)
+        {
+            self.egress.stats.checksummed_sent += u64::from(complete && sent.is_ok());
+            return sent;
+        }
+        let Self { egress, tx, .. } = self;
         if payload_len > 0
             && !to_self
             && in_host

@@ -41,6 +41,14 @@ impl<C: Carrier> Connection<C> {
         result
     }
 
+    /// Whether an established connection has nothing to send before its user calls it, or time
+    /// passes.
+    #[cfg(feature = "stack")]
+    #[inline]
+    pub(crate) fn only_user_is_next(&self) -> bool {
+        self.state == State::Established && self.stall.is_none() && self.is_quiet()
+    }
+
     /// Whether nothing can be sent now, whatever the output accepts: most segments are followed by
     /// nothing before their user has read them.
     fn is_quiet(&self) -> bool {

@@ -199,3 +199,34 @@ fn answers_without_a_connection_leave_no_trace() {
     assert_eq!((wire.stack.stats().lookups, wire.questions), (lookups, questions));
     assert_eq!(stream.readable(), 201);
 }
+
+/// A request is read by its user, and the answer has its acknowledgement: one segment for each. If
+/// the user does nothing, the stack is polled again before it sleeps, and acknowledges later.
+#[test]
+fn an_answer_acknowledges_its_request_and_nothing_waits_for_an_answer() {
+    let (mut wire, mut listener) = listening(ListenOptions::default());
+    let (mut seq, mut ack) = wire.open(5000, 80, 1000);
+    let mut stream = listener.accept().unwrap();
+    // The first segments are acknowledged at once.
+    let request = |seq, ack| Seg { payload: b"ask".to_vec(), ..seg(5000, ACK, seq, ack) };
+    for n in 0..100 {
+        wire.put(&request(seq, ack));
+        wire.now += Duration::from_micros(1);
+        assert!(wire.stack.poll(wire.now) > 0);
+        assert_eq!(stream.read(&mut [0; 10]), Ok(3), "it can be read after the first poll");
+        seq += 3;
+        assert_eq!(stream.write(b"answer"), Ok(6));
+        let sent = wire.poll();
+        let answer = sent.last().unwrap();
+        assert_eq!((answer.seq, answer.ack, &answer.payload[..]), (ack, seq, &b"answer"[..]));
+        ack = answer.end();
+        assert!(sent.len() == 1 || n < 16, "{n}: {sent:?}");
+    }
+    wire.put(&request(seq, ack));
+    wire.now += Duration::from_micros(1);
+    assert!(wire.stack.poll(wire.now) > 0);
+    assert_eq!(wire.stack.poll_timeout(), Some(wire.now), "it is processed before the stack sleeps");
+    assert_eq!(wire.poll(), []);
+    let (sent, _) = wire.pass(Duration::from_millis(100));
+    assert_eq!(sent.iter().map(|sent| (sent.ack, sent.payload.len())).collect::<Vec<_>>(), [(seq + 3, 0)]);
+}

@@ -191,7 +191,7 @@ impl<'t, S: DeviceFormat, R: DeviceFormat> Direct<'_, 't, S, R> {
         if !self.to.refresh().map_err(Broken::Receiver)? {
             return Ok(());
         }
-        let (mut groups, mut chain) = ((Group::EMPTY, Group::EMPTY), ShortChain::EMPTY);
+        let (mut groups, mut chain) = ((Group::new(), Group::new()), ShortChain::EMPTY);
         // As in `tx.rs`: after a chain of several buffers, the next one often has several, too.
         let mut several = false;
         while budget.lasts(self.tallies.0) && self.from.available() && self.to.available() {

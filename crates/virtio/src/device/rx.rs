@@ -107,7 +107,7 @@ fn fill<S: DeviceFormat, P: Port>(
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
-    let (mut group, mut budget) = (Group::EMPTY, Budget::new(tally));
+    let (mut group, mut budget) = (Group::new(), Budget::new(tally));
     while budget.lasts(tally) && q.available() {
         // The kernel cannot read into imported memory.
         if P::READS && !memory.table().imports() && port.expects().is_some() {

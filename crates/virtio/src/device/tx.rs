@@ -76,7 +76,7 @@ fn drain<S: DeviceFormat, P: Port>(
 ) -> Result<(), DriverFault> {
     let Scratch { buffers: list, wire, .. } = scratch;
     let wire = &mut wire[..];
-    let (mut group, mut fresh) = (Group::EMPTY, 0);
+    let (mut group, mut fresh) = (Group::new(), 0);
     // Whether the last chain had several buffers. The next one often has, too, and then a group has
     // no chains.
     let mut several = false;

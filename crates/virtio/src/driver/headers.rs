@@ -13,7 +13,7 @@ use netmem_pool::foreign::copy_in;
 use netmem_pool::{PeerShared, Region};
 use std::sync::Arc;
 
-/// Bytes between two headers of the array: two cache lines.
+/// Bytes between two headers of the array: four cache lines.
 pub(super) const HEADER_STRIDE: usize = VnetHdr::LEN + HeaderSlots::ROOM;
 
 /// The headers of packets that have no room for their own: an entry for each slot of the queue, in

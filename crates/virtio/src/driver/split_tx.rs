@@ -143,6 +143,10 @@ impl<H, M: PeerMemory> TxQueue for VirtioSplitTx<H, M> {
         self.tx.send_behind(headers, payload)
     }
 
+    fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
+        self.tx.send_copied(frame, meta)
+    }
+
     fn lend_list(&mut self, packet: &mut Packet<M>) {
         self.tx.lend_list(packet);
     }

@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// them.
 #[must_use = "a queue stops when it is dropped"]
 pub struct VirtioTx<M: PeerMemory = PeerShared> {
-    /// The packets that the device has.
+    /// The packets that the device has. A frame that was copied into its slot has none.
     ring: RingQueue<AnyDriverQueue<Option<Packet<M>>>>,
     path: TxPath<M>,
     pub(super) index: usize,
@@ -150,13 +150,12 @@ impl<M: PeerMemory> VirtioTx<M> {
         let completed = if self.path.stats.stopped.is_some() { 0 } else { self.reap(done).unwrap_or(0) };
         let TxPath { mappings, slots, stats, .. } = &mut self.path;
         slots.complete_all();
+        // A frame that was copied into its slot has no packet.
+        stats.unconfirmed += self.ring.queue.posted() as u64;
         let mut panics = Panics::default();
         panics.call(|| mappings.release_all());
         with_queue!(&mut self.ring.queue, queue => {
-            for packet in queue.buffers().filter_map(Option::take) {
-                stats.unconfirmed += 1;
-                panics.call(|| drop(packet));
-            }
+            queue.buffers().filter_map(Option::take).for_each(|packet| _ = panics.call(|| drop(packet)));
         });
         self.ring.replace(handle);
         (self.path.headers, self.path.dirty) = (headers, false);
@@ -269,6 +268,34 @@ impl<M: PeerMemory> TxPath<M> {
         queue.post(vacant, |packet| std::iter::once(first).chain(fragments(packet).map(|frag| self.segment(frag))));
         self.count(len);
         Ok(frame)
+    }
+
+    /// Queues a frame that is copied into its slot. No packet is in the slot's place.
+    #[inline(always)]
+    fn send_copied<F: DriverFormat>(
+        &mut self,
+        queue: &mut Queue<F, M>,
+        frame: &[u8],
+        meta: Meta,
+    ) -> Result<SlotFrame, Sendable> {
+        if self.stats.stopped.is_some() || frame.len() > HeaderSlots::ROOM {
+            return Err(Sendable::Never);
+        }
+        let Some(header) = self.header(meta) else {
+            self.stats.no_offload += 1;
+            return Err(Sendable::Never);
+        };
+        let Some(vacant) = queue.vacant(1) else {
+            self.stats.full += 1;
+            return Err(Sendable::Later);
+        };
+        let slot = vacant.slot();
+        debug_assert!(queue.buffer(slot).is_none());
+        let posted = self.slots.post(slot);
+        let all = self.behind(slot, header, frame);
+        queue.post(vacant, |_| std::iter::once(all));
+        self.count(frame.len());
+        Ok(posted)
     }
 
     /// Sends a packet that is of another DMA domain, at least in part: behind `headers`, if there
@@ -443,6 +470,10 @@ impl<M: PeerMemory> TxQueue for VirtioTx<M> {
 
     fn send_behind(&mut self, headers: &[u8], payload: Packet<M>) -> Result<SlotFrame, Packet<M>> {
         with_queue!(&mut self.ring.queue, queue => self.path.send_behind(queue, headers, payload))
+    }
+
+    fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
+        with_queue!(&mut self.ring.queue, queue => self.path.send_copied(queue, frame, meta))
     }
 
     #[inline]

@@ -440,7 +440,7 @@ impl<M: Mapped> Datagrams<M> {
 
     /// Wakes sockets for which there is room, and those for which there may be pages.
     fn wake<P: Payload<Mem = M>>(&mut self, resources: &mut Resources<P>, completed: usize) {
-        if self.has_room(resources) {
+        if !self.writers.is_empty() && self.has_room(resources) {
             resources.wakers.append(&mut self.writers);
         }
         if self.starved.is_empty() {

@@ -12,6 +12,7 @@ use crate::stack::transport::handles::ListenerId;
 use crate::tcp::{self, Connection, Seq};
 use crate::time::{Time, earlier};
 use crate::wire::Flow;
+use std::mem;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub(crate) struct ConnectionEntry<P: Payload> {
     pub(crate) role: Role,
     /// It is in the list of connections that are due.
     pub(crate) due: bool,
+    /// It is due for nothing but segments that have arrived in this poll.
+    pub(crate) only_arrived: bool,
     /// It is in the queue of connections that wait for the ring.
     pub(crate) in_ring_queue: bool,
     /// It is in the list of connections that wait for a next hop.
@@ -89,6 +92,7 @@ impl<P: Payload> ConnectionEntry<P> {
             path,
             role,
             due: false,
+            only_arrived: false,
             in_ring_queue: false,
             awaits_hop: false,
             buffer_limited: false,
@@ -106,6 +110,17 @@ impl<P: Payload> ConnectionEntry<P> {
             shrink_at: Shrink::Busy,
             out_of_order: 0,
         }
+    }
+
+    /// Whether processing it can wait for the next poll, in which its user has read what has
+    /// arrived. True once for what has arrived in a poll.
+    #[inline]
+    pub(crate) fn can_wait(&mut self) -> bool {
+        mem::take(&mut self.only_arrived)
+            && self.connected
+            && self.write.is_none()
+            && !self.in_ring_queue
+            && self.connection.only_user_is_next()
     }
 
     /// Frees the memory of the connection's lists if it has been idle for long enough. Returns

@@ -101,6 +101,7 @@ impl<P: Payload> IdleEntry<P> {
             path: self.path,
             role: self.role,
             due: false,
+            only_arrived: false,
             in_ring_queue: false,
             awaits_hop: false,
             buffer_limited: self.buffer_limited,

@@ -43,11 +43,15 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         }
         for _ in 0..self.tcp.schedule.due() {
             let Some(id) = self.tcp.schedule.pop_due() else { break };
-            if let Some(entry) = self.tcp.connections.get_mut(id) {
+            let Some(entry) = self.tcp.connections.get_mut(id) else { continue };
+            if entry.can_wait() {
+                self.poll_events(id);
+                self.tcp.schedule.keep_due(id);
+            } else {
                 entry.due = false;
                 self.process(id);
-                work += 1;
             }
+            work += 1;
         }
         work
     }

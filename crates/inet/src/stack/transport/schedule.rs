@@ -11,6 +11,10 @@
 //!                             └──────────┴──► buffer_limited
 //! ```
 //!
+//! A connection for which a segment has arrived, and that has nothing to send, is processed in the
+//! next poll. Its user is notified in this one, and its answer then leaves in the same processing.
+//! While a connection is due, the stack does not sleep.
+//!
 //! * **ring**: the transmit ring is full. Connections are processed in order, as many as
 //!   completions make room for.
 //! * **hops**: the next hop is not resolved. Connections are due when a neighbour has changed.
@@ -84,9 +88,26 @@ impl Schedule {
     /// The connection is processed in this poll, or in the next one.
     #[inline]
     pub(crate) fn enqueue<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        entry.only_arrived = false;
         if !mem::replace(&mut entry.due, true) {
             self.due.push_back(id);
         }
+    }
+
+    /// The same, because a segment has arrived.
+    #[inline]
+    pub(crate) fn enqueue_arrived<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
+        if !mem::replace(&mut entry.due, true) {
+            entry.only_arrived = true;
+            self.due.push_back(id);
+        }
+    }
+
+    /// The connection, which was [popped](Self::pop_due), stays due: it is processed in the next
+    /// poll.
+    #[inline]
+    pub(crate) fn keep_due(&mut self, id: ConnectionId) {
+        self.due.push_back(id);
     }
 
     /// The next connection that is due. It may have been removed.

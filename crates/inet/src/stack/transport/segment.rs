@@ -110,7 +110,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
         }
         let Some(entry) = self.tcp.connections.get_mut(id) else { return };
         entry.connection.handle_segment(header, payload, meta, now);
-        self.tcp.schedule.enqueue(id, entry);
+        self.tcp.schedule.enqueue_arrived(id, entry);
         self.tcp.connections.note_out_of_order(id);
     }
 

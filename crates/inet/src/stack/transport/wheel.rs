@@ -30,6 +30,8 @@ const IDLE: u16 = u16::MAX;
 /// Timers by number.
 pub(crate) struct Wheel {
     now: u64,
+    /// No slot is emptied before this time.
+    first: u64,
     levels: Box<[Level; LEVELS]>,
     timers: Vec<Timer>,
 }
@@ -52,7 +54,7 @@ struct Timer {
 impl Wheel {
     pub(crate) fn new(now: Time) -> Self {
         let levels = std::array::from_fn(|_| Level { occupied: 0, first: [NONE; SLOTS as usize] });
-        Self { now: now.micros(), levels: Box::new(levels), timers: Vec::new() }
+        Self { now: now.micros(), first: 0, levels: Box::new(levels), timers: Vec::new() }
     }
 
     /// When timer `n` fires, if it is set.
@@ -69,6 +71,7 @@ impl Wheel {
         self.unlink(n);
         self.timers[index].at = at.micros();
         self.link(n);
+        self.first = 0;
     }
 
     /// Clears timer `n`.
@@ -84,8 +87,18 @@ impl Wheel {
     }
 
     /// Advances the wheel to `now`, and adds the timers that are due to `fired`. They are cleared.
+    /// Cost: a comparison, unless the time of a slot has come or a timer was set.
+    #[inline]
     pub(crate) fn advance(&mut self, now: Time, fired: &mut Vec<u32>) {
         let now = now.micros().max(self.now);
+        if now >= self.first {
+            self.empty_slots(now, fired);
+        }
+        self.now = now;
+    }
+
+    /// Empties the slots whose time has come.
+    fn empty_slots(&mut self, now: u64, fired: &mut Vec<u32>) {
         while let Some((level, slot, at)) = self.first_slot().filter(|&(_, _, at)| at <= now) {
             self.now = at;
             let head = &mut self.levels[level];
@@ -104,6 +117,7 @@ impl Wheel {
             }
         }
         self.now = now;
+        self.first = self.first_slot().map_or(u64::MAX, |(_, _, at)| at);
     }
 
     /// The earliest slot: its level, its number, and its time, which is not past.

@@ -144,6 +144,17 @@ impl<T: Chunk> Queue<T> {
         self.entries.get(last).is_some_and(|entry| entry.push && entry.end() == at)
     }
 
+    /// The entry that is exactly the `len` bytes from `from` on, if there is one.
+    pub(super) fn find_whole(&mut self, from: Seq, len: u32) -> Option<usize> {
+        let n = self.find(from);
+        self.entries.get(n).is_some_and(|entry| entry.start == from && entry.chunk.len() == len as usize).then_some(n)
+    }
+
+    /// The chunk of an entry that was [found](Self::find_whole).
+    pub(super) fn chunk(&self, n: usize) -> &[T] {
+        self.entries.get(n).map_or(&[], |entry| std::slice::from_ref(&entry.chunk))
+    }
+
     /// Adds clones of the chunks with the `len` bytes from `from` on to `into`, without copying
     /// bytes.
     pub(super) fn copy(&mut self, from: Seq, len: u32, into: &mut Vec<T>) {
@@ -185,6 +196,17 @@ mod tests {
         let mut out = Vec::new();
         queue.copy(Seq(3), 20, &mut out);
         assert_eq!(out, [SharedBytes::numbered(3, 2), SharedBytes::numbered(5, 7), SharedBytes::numbered(12, 11)]);
+    }
+
+    #[test]
+    fn a_chunk_is_found_if_it_is_all_that_is_sent() {
+        let mut queue = queue(&[10, 7, 100]);
+        let mut whole = |from, len| queue.find_whole(Seq(from), len).map(|n| queue.chunk(n).to_vec());
+        assert_eq!(whole(5, 7), Some(vec![SharedBytes::numbered(5, 7)]));
+        assert_eq!(whole(u32::MAX - 4, 10), Some(vec![SharedBytes::numbered(u32::MAX - 4, 10)]));
+        assert_eq!([(5, 6), (5, 8), (6, 6), (112, 5)].map(|(from, len)| whole(from, len)), [const { None }; 4]);
+        queue.acknowledge(Seq(7));
+        assert_eq!(queue.find_whole(Seq(7), 5).map(|n| queue.chunk(n)), Some(&[SharedBytes::numbered(7, 5)][..]));
     }
 
     #[test]

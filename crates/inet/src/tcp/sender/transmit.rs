@@ -268,8 +268,13 @@ impl<C: Carrier> Sender<C> {
     /// The payload of a transmission, by reference. It is valid until the next call.
     pub fn payload(&mut self, transmission: &Transmission) -> &[C::Sent] {
         self.scratch.clear();
-        if transmission.len > 0 {
-            self.queue.copy(transmission.seq, transmission.len, &mut self.scratch);
+        let Transmission { seq, len, .. } = *transmission;
+        if len > 0 {
+            // A message that is one write is one chunk. A clone of it would cost a count.
+            if let Some(n) = self.queue.find_whole(seq, len) {
+                return self.queue.chunk(n);
+            }
+            self.queue.copy(seq, len, &mut self.scratch);
         }
         &self.scratch
     }

@@ -106,7 +106,9 @@ pub type Loses = Box<dyn FnMut(&[u8]) -> bool>;
 struct Posted {
     /// The slot of its headers, and what is there.
     headers: Option<(u16, Vec<u8>)>,
-    packet: Packet<Private>,
+    /// `None` if all of the frame is in its slot.
+    packet: Option<Packet<Private>>,
+    meta: Meta,
 }
 
 pub struct MemTx {
@@ -139,7 +141,7 @@ impl TxQueue for MemTx {
         if self.ring.len() == self.size || !self.supports(packet.meta) {
             return Err(packet);
         }
-        self.ring.push_back(Posted { headers: None, packet });
+        self.ring.push_back(Posted { headers: None, meta: packet.meta, packet: Some(packet) });
         Ok(())
     }
 
@@ -153,7 +155,20 @@ impl TxQueue for MemTx {
             return Err(packet);
         }
         let slot = self.free.pop().unwrap();
-        self.ring.push_back(Posted { headers: Some((slot, headers.to_vec())), packet });
+        let headers = Some((slot, headers.to_vec()));
+        self.ring.push_back(Posted { headers, meta: packet.meta, packet: Some(packet) });
+        Ok(self.slots.as_mut().unwrap().post(slot))
+    }
+
+    fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
+        assert!(frame.len() <= HeaderSlots::ROOM);
+        match self.ring.len() == self.size {
+            _ if !self.supports(meta) || self.slots.is_none() => return Err(Sendable::Never),
+            true => return Err(Sendable::Later),
+            false => {}
+        }
+        let slot = self.free.pop().unwrap();
+        self.ring.push_back(Posted { headers: Some((slot, frame.to_vec())), packet: None, meta });
         Ok(self.slots.as_mut().unwrap().post(slot))
     }
 
@@ -172,10 +187,10 @@ impl TxQueue for MemTx {
     }
 
     fn flush(&mut self) {
-        while let Some(Posted { headers, packet }) = self.ring.get(self.sent) {
+        while let Some(Posted { headers, packet, meta }) = self.ring.get(self.sent) {
             let mut bytes = headers.as_ref().map_or_else(Vec::new, |(_, headers)| headers.clone());
-            bytes.extend(packet.to_vec());
-            let frame = Frame { bytes, meta: packet.meta };
+            bytes.extend(packet.iter().flat_map(Packet::to_vec));
+            let frame = Frame { bytes, meta: *meta };
             // A device without offloads reports nothing about checksums on the other side.
             let meta = if self.offloads { frame.meta } else { Meta::default() };
             if !(self.loses)(&frame.bytes) {

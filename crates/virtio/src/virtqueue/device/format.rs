@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::{Armed, Desc, Negotiated};
 use super::chain::ChainDescriptor;
-use super::group::{GROUP, SingleBuffer};
+use super::group::{Group, SingleBuffer};
 use super::inflight::InflightQueue;
 use crate::guest_memory::dirty_log::DirtyLog;
 use crate::guest_memory::view::View;
@@ -44,7 +44,7 @@ pub(crate) trait DeviceFormat: std::fmt::Debug + Sized {
     /// The id of a chain that ends with `last`.
     fn id(&self, last: &ChainDescriptor<Self::At>) -> Result<u16, DriverFault>;
     /// See [`DeviceQueue::peek_group`]. `kind` is what the flags of a descriptor must be.
-    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize;
+    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, group: &mut Group);
     /// Adds the next chain to the used ring. The driver sees it after `publish`.
     fn add_used(&mut self, id: u16, span: u16, len: u32);
     /// The same for several chains of one descriptor each.

@@ -4,6 +4,8 @@
 //! Why together: reading a descriptor that the driver's core has just written waits for its cache
 //! line. In a group, the thread waits for many lines at the same time.
 
+use std::mem::MaybeUninit;
+
 /// The most chains that are read together, so that the thread waits for their cache lines at the
 /// same time.
 pub(crate) const GROUP: usize = 64;
@@ -41,20 +43,47 @@ impl ShortChain {
 
 /// The next chains of a queue, if each is one buffer in one region. [`DeviceQueue::peek_group`]
 /// fills it.
+///
+/// Its places are not cleared: a pass over a ring of few chains would pay for all 64.
 #[derive(Debug)]
 pub(crate) struct Group {
-    pub(super) chains: [SingleBuffer; GROUP],
-    pub(super) found: usize,
+    /// The first `found` are initialised.
+    places: [MaybeUninit<SingleBuffer>; GROUP],
+    found: usize,
 }
 
 impl Group {
-    /// A group of no chains.
-    pub(crate) const EMPTY: Self =
-        Self { chains: [SingleBuffer { host: std::ptr::null_mut(), len: 0, id: 0 }; GROUP], found: 0 };
+    /// A group of no chains. A function, because a constant is copied with all its bytes.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { places: [const { MaybeUninit::uninit() }; GROUP], found: 0 }
+    }
+
+    /// Finds chains anew: those that `next` returns for the numbers from 0 on, up to the first
+    /// `None`, and at most `most`.
+    #[inline(always)]
+    pub(super) fn find(&mut self, most: usize, mut next: impl FnMut(u16) -> Option<SingleBuffer>) {
+        let mut n = 0;
+        for place in self.places.iter_mut().take(most) {
+            let Some(chain) = next(n) else { break };
+            place.write(chain);
+            n += 1;
+        }
+        self.found = n.into();
+    }
+
+    /// Forgets the chains.
+    #[inline(always)]
+    pub(super) fn forget(&mut self) {
+        self.found = 0;
+    }
 
     /// The chains that were found.
     #[inline(always)]
     pub(crate) fn chains(&mut self) -> &mut [SingleBuffer] {
-        &mut self.chains[..self.found]
+        let found = &mut self.places[..self.found] as *mut [MaybeUninit<SingleBuffer>];
+        // SAFETY: `find` has written the first `found` places, and they stay written. Nothing else
+        // changes `found`, except to 0. The two types have one layout, and the borrow is `self`'s.
+        unsafe { &mut *(found as *mut [SingleBuffer]) }
     }
 }

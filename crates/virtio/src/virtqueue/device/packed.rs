@@ -10,7 +10,7 @@ use super::super::fault::DriverFault;
 use super::super::{DESC_NEXT, DESC_WRITE, Desc, Event, PackedDesc, PackedRing, Position};
 use super::chain::ChainDescriptor;
 use super::format::{DeviceFormat, Logged, Start};
-use super::group::{GROUP, SingleBuffer};
+use super::group::{Group, SingleBuffer};
 use super::inflight::PackedInflight;
 use crate::guest_memory::view::View;
 
@@ -199,22 +199,18 @@ impl DeviceFormat for PackedDevice {
     }
 
     #[inline(always)]
-    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize {
+    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, group: &mut Group) {
         let (mut at, size) = (self.ring.available_from(self.next), self.size);
-        let most = usize::from(most.min(size)).min(GROUP);
-        let mut n = 0;
-        while n < most {
+        group.find(most.min(size).into(), |_| {
             let d = at.desc();
             if d.flags & PackedDesc::MEANING != kind | at.flags() || d.len == 0 {
-                break;
+                return None;
             }
-            let Ok(id) = DriverFault::head(d.id, size) else { break };
-            let Some(host) = memory.translate(d.addr, d.len) else { break };
-            found[n] = SingleBuffer { host, len: d.len, id };
+            let id = DriverFault::head(d.id, size).ok()?;
+            let host = memory.translate(d.addr, d.len)?;
             at.advance(1);
-            n += 1;
-        }
-        n
+            Some(SingleBuffer { host, len: d.len, id })
+        });
     }
 
     #[inline(always)]

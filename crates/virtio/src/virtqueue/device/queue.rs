@@ -153,7 +153,7 @@ impl<S: DeviceFormat> DeviceQueue<S> {
     #[inline(always)]
     pub(crate) fn peek_group(&self, memory: &mut View<'_>, most: u16, direction: Direction, group: &mut Group) {
         let kind = if direction == Direction::Write { DESC_WRITE } else { 0 };
-        group.found = self.format.peek_group(memory, most, kind, &mut group.chains);
+        self.format.peek_group(memory, most, kind, group);
     }
 
     /// Reads the next chain without popping it, if it is a few buffers outside of tables, each in
@@ -191,20 +191,20 @@ impl<S: DeviceFormat> DeviceQueue<S> {
     #[inline(always)]
     pub(crate) fn add_used_group(&mut self, group: &mut Group, taken: usize) {
         debug_assert!(taken == 0 || self.logged.is_none(), "the bytes of a group are not noted");
-        self.format.add_used_group(&group.chains[..taken]);
-        group.found = 0;
+        self.format.add_used_group(&group.chains()[..taken]);
+        group.forget();
     }
 
     /// The same for chains that were only read, see [`add_used_read`](Self::add_used_read).
     #[inline(always)]
     pub(crate) fn add_used_group_read(&mut self, group: &mut Group, taken: usize) {
         if self.batches() {
-            if let Some(last) = group.chains[..taken].last() {
+            if let Some(last) = group.chains()[..taken].last() {
                 self.format.add_used_read(last.id, taken as u16);
             }
-            group.found = 0;
+            group.forget();
         } else {
-            for w in &mut group.chains[..taken] {
+            for w in &mut group.chains()[..taken] {
                 w.len = 0;
             }
             self.add_used_group(group, taken);

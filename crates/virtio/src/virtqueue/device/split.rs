@@ -9,7 +9,7 @@ use super::super::fault::DriverFault;
 use super::super::{AVAIL_NO_INTERRUPT, Desc, SplitRing, USED_NO_NOTIFY};
 use super::chain::ChainDescriptor;
 use super::format::{DeviceFormat, Logged, Start};
-use super::group::{GROUP, SingleBuffer};
+use super::group::{Group, SingleBuffer};
 use super::inflight::SplitInflight;
 use crate::guest_memory::view::View;
 
@@ -130,21 +130,17 @@ impl DeviceFormat for SplitDevice {
     }
 
     #[inline(always)]
-    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, found: &mut [SingleBuffer; GROUP]) -> usize {
+    fn peek_group(&self, memory: &mut View<'_>, most: u16, kind: u16, group: &mut Group) {
         let (ring, size, next) = (self.ring.local(), self.size, self.next);
-        let most = usize::from(most.min(self.avail_idx.wrapping_sub(next))).min(GROUP);
-        let mut n = 0;
-        while n < most {
-            let Ok(id) = DriverFault::head(ring.avail_entry(next.wrapping_add(n as u16)), size) else { break };
+        let most = most.min(self.avail_idx.wrapping_sub(next));
+        group.find(most.into(), |n| {
+            let id = DriverFault::head(ring.avail_entry(next.wrapping_add(n)), size).ok()?;
             let d = ring.desc(id);
             if d.flags != kind || d.len == 0 {
-                break;
+                return None;
             }
-            let Some(host) = memory.translate(d.addr, d.len) else { break };
-            found[n] = SingleBuffer { host, len: d.len, id };
-            n += 1;
-        }
-        n
+            Some(SingleBuffer { host: memory.translate(d.addr, d.len)?, len: d.len, id })
+        });
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Frames whose headers are in the slots of a transmit queue: what the device reads, and when a
 //! slot is used again.
 
-use netmem_packet::{Checksum, HeaderSlots, Meta, Packet, Poll, RxQueue, SlotFrame, TxQueue};
+use netmem_packet::{Checksum, HeaderSlots, Meta, Packet, Poll, RxQueue, Sendable, SlotFrame, TxQueue};
 use netmem_pool::PeerShared;
 use netmem_testing::driver::hostile::{FORMATS, Harness};
 use netmem_testing::driver::*;
@@ -161,4 +161,41 @@ fn payload_of_another_domain() {
     assert!(is_completed(&to, slot));
     to.close();
     from.close();
+}
+
+/// A frame that is copied into its slot is one descriptor, and needs no page. Its slot is used
+/// again when the device has completed it, in whatever order.
+#[test]
+fn a_copied_frame_is_one_descriptor() {
+    for format in FORMATS {
+        let in_order = format & feature::IN_ORDER != 0;
+        let mut harness = Harness::in_format(format, NetOptions::new(RxMode::Small).ring_size(16).pages(64));
+        let mut pending: Vec<(u16, Vec<u8>, SlotFrame)> = Vec::new();
+        let mut number = 0;
+        for round in 0..100 {
+            let mut sent = Vec::new();
+            loop {
+                let bytes = frame(number, 60 + number as usize % (HeaderSlots::ROOM - 59));
+                match harness.pair.tx.send_copied(&bytes, Meta::default()) {
+                    Ok(slot) => sent.push((bytes, slot)),
+                    Err(why) => break assert_eq!(why, Sendable::Later),
+                }
+                number += 1;
+            }
+            harness.pair.tx.flush();
+            pending.extend(sent.into_iter().map(|(bytes, slot)| (harness.tx.take().unwrap(), bytes, slot)));
+            assert_eq!(pending.len(), 16, "{format:#x}: the ring is full");
+            for (head, bytes, slot) in &pending {
+                assert!(wire(&harness, *head)[12..] == bytes[..], "{format:#x}: a frame was overwritten");
+                assert!(harness.tx.chain(*head).len() == 1 && !is_completed(&harness, *slot));
+            }
+            let (head, _, slot) = pending.remove(if in_order { 0 } else { round % 16 });
+            harness.tx.add_used(u32::from(head), 0);
+            assert_eq!(harness.pair.tx.complete(), 1);
+            assert!(is_completed(&harness, slot));
+        }
+        let too_long = [0; HeaderSlots::ROOM + 1];
+        assert_eq!(harness.pair.tx.send_copied(&too_long, Meta::default()), Err(Sendable::Never));
+        harness.close();
+    }
 }

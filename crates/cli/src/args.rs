@@ -103,7 +103,7 @@ pub(crate) struct PerfArgs {
     /// answered; with --rate requests are due at fixed times, and the time of each counts from then
     #[arg(long, value_name = "REQUEST,RESPONSE", value_parser = requests)]
     pub(crate) rr: Option<[usize; 2]>,
-    /// With --proto: find the highest rate, by bisection. lossless, with udp: that loses no
+    /// With --proto or --to: find the highest rate, by bisection. lossless, with udp: that loses no
     /// datagram (RFC 2544); PERCENT%=TIME, such as 99%=200us, with --rr: at which so many requests
     /// are answered within this time
     #[arg(long, value_name = "GOAL")]

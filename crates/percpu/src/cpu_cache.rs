@@ -53,7 +53,7 @@
 //! **ABA** on the lists: see `tagged.rs`.
 
 use crate::error::{GateClosed, NewCacheError, NothingFound};
-use crate::gate::Gate;
+use crate::intake::Intake;
 use crate::line::Line;
 use crate::magazine::{Magazine, at_word, numbered};
 use crate::outcome::{LARGEST_ITEM, Popped, Pushed, Replaced, Swapped};
@@ -91,27 +91,15 @@ mod reclaim;
 #[derive(Debug)]
 pub struct CpuCache {
     /// The words are null or address magazines.
-    gate: Gate,
+    intake: Intake,
     magazines: Box<[Magazine]>,
-    /// Its address also names hand-overs for the thread sanitizer.
-    capacity: usize,
     /// Magazines with items. The list is closed with the cache.
     full: Line<List>,
     /// Magazines without.
     empty: Line<List>,
     /// One thread at a time closes the gate.
     close_lock: Mutex<()>,
-    /// Read by threads that touch the cache, and written by the thread that frees it.
-    #[cfg(loom)]
-    witness: loom::cell::UnsafeCell<()>,
 }
-
-#[cfg(loom)]
-// SAFETY: loom checks the accesses to the witness.
-unsafe impl Sync for CpuCache {}
-#[cfg(loom)]
-// SAFETY: as above.
-unsafe impl Send for CpuCache {}
 
 impl CpuCache {
     /// A cache of `magazines` empty magazines of `capacity` items each, at least 1 and at most
@@ -127,14 +115,11 @@ impl CpuCache {
         }
         let count = magazines as u32;
         let cache = Self {
-            gate: Gate::new()?,
+            intake: Intake::new(capacity)?,
             magazines: (1..=count).map(|index| Magazine::new(capacity, index)).collect(),
-            capacity: capacity.clamp(1, crate::MAGAZINE),
             full: Line(List::new()),
             empty: Line(List::new()),
             close_lock: Mutex::new(()),
-            #[cfg(loom)]
-            witness: loom::cell::UnsafeCell::new(()),
         };
         cache.magazines.iter().rev().for_each(|magazine| cache.empty.0.put_back(magazine));
         Ok(cache)
@@ -142,7 +127,7 @@ impl CpuCache {
 
     /// Items in a magazine.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.intake.capacity
     }
 
     /// Magazines, on CPUs and in the depot.
@@ -153,17 +138,25 @@ impl CpuCache {
     /// Tells loom that no thread touches the cache any more. Only in models.
     #[cfg(loom)]
     pub fn witness(&self) {
-        self.witness.with_mut(|_| ());
+        self.intake.witness();
     }
 
     /// Tells loom that a thread touches the cache. Does nothing outside of models.
     #[inline(always)]
-    fn touch(_this: *const Self) {
-        #[cfg(loom)]
+    fn touch(this: *const Self) {
         // SAFETY: the cache is alive, or else loom reports it.
-        unsafe {
-            (*_this).witness.with(|_| ());
-        }
+        unsafe { Intake::touch(Self::intake(this)) }
+    }
+
+    /// The part of the cache that [`Intake::push_at_once`] needs. Reads nothing.
+    ///
+    /// # Safety
+    ///
+    /// The cache is alive.
+    #[inline(always)]
+    pub unsafe fn intake(this: *const Self) -> *const Intake {
+        // SAFETY: the caller's.
+        unsafe { &raw const (*this).intake }
     }
 
     /// Takes an item from this CPU's loaded magazine: the fast path of [`pop`](Self::pop). If it
@@ -171,8 +164,8 @@ impl CpuCache {
     #[inline(always)]
     pub fn pop_at_once(&self) -> Option<NonZeroUsize> {
         // SAFETY: the gate's word, and the slot's words are magazines.
-        let item = unsafe { pair::pop_at_once(self.gate.word()) }?;
-        handover::acquire(&self.capacity);
+        let item = unsafe { pair::pop_at_once(self.intake.gate.word()) }?;
+        handover::acquire(&self.intake.capacity);
         Some(item)
     }
 
@@ -186,12 +179,12 @@ impl CpuCache {
     /// See [`NothingFound`].
     pub fn pop(&self) -> Result<NonZeroUsize, NothingFound> {
         let item = self.find()?;
-        handover::acquire(&self.capacity);
+        handover::acquire(&self.intake.capacity);
         Ok(item)
     }
 
     fn find(&self) -> Result<NonZeroUsize, NothingFound> {
-        let gate = self.gate.word();
+        let gate = self.intake.gate.word();
         loop {
             Self::touch(self);
             // SAFETY: the gate's word, and the slot's words are magazines of ours.
@@ -213,17 +206,17 @@ impl CpuCache {
     /// Takes an item from a full magazine of the depot, and loads the rest of it.
     fn load(&self) -> Option<NonZeroUsize> {
         let full = self.full.0.pop(&self.magazines)?;
-        handover::acquire(&self.capacity);
+        handover::acquire(&self.intake.capacity);
         full.prefetch_to_write();
         let item = full.pop();
         if full.len() == 0 {
             self.put_back(full);
             return item;
         }
-        handover::release(&self.capacity);
+        handover::release(&self.intake.capacity);
         // SAFETY: the gate's word, and the slot's words are magazines of ours; this one is the
         // caller's.
-        match unsafe { pair::replace(self.gate.word(), &raw const *self.magazines, 0, full) } {
+        match unsafe { pair::replace(self.intake.gate.word(), &raw const *self.magazines, 0, full) } {
             Ok(Replaced::Old(old)) => self.numbered(old).into_iter().for_each(|old| self.empty.0.put_back(old)),
             // Another thread was faster, or this thread is on another CPU now; or the gate has
             // closed.
@@ -241,7 +234,7 @@ impl CpuCache {
     /// atomics for each item.
     pub fn take_from_depot(&self) -> Option<NonZeroUsize> {
         let full = self.full.0.pop(&self.magazines)?;
-        handover::acquire(&self.capacity);
+        handover::acquire(&self.intake.capacity);
         let item = full.pop();
         self.put_back(full);
         item
@@ -250,7 +243,7 @@ impl CpuCache {
     /// Puts a magazine that only the caller has on the list where it belongs, also after the cache
     /// was closed.
     fn put_back(&self, magazine: &Magazine) {
-        handover::release(&self.capacity);
+        handover::release(&self.intake.capacity);
         let list = if magazine.len() == 0 { &self.empty } else { &self.full };
         list.0.put_back(magazine);
     }
@@ -268,14 +261,8 @@ impl CpuCache {
     #[inline(always)]
     pub unsafe fn push_at_once(this: *const Self, item: NonZeroUsize) -> bool {
         debug_assert!(item.get() <= LARGEST_ITEM, "{item} is reserved");
-        // By pointer: a reference to the whole would have to be good until the return, and the
-        // cache need not be.
-        // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
-        unsafe {
-            Self::touch(this);
-            handover::release(&(*this).capacity);
-            sequence::push_at_once((*this).gate.word(), item.get())
-        }
+        // SAFETY: the caller's.
+        unsafe { Intake::push_at_once(Self::intake(this), item) }
     }
 
     /// Puts `item` in. If it returns false, the item was refused and is still the caller's: the
@@ -298,11 +285,11 @@ impl CpuCache {
         // SAFETY: the caller's. The item keeps the cache until the commit of the push or of the
         // replacement.
         unsafe {
-            let gate = (*this).gate.word();
-            let limit = (*this).capacity as u32;
+            let gate = (*this).intake.gate.word();
+            let limit = (*this).intake.capacity as u32;
             loop {
                 Self::touch(this);
-                handover::release(&(*this).capacity);
+                handover::release(&(*this).intake.capacity);
                 match sequence::push(gate, item.get()) {
                     Ok(Pushed::Done) => return true,
                     Ok(Pushed::Full | Pushed::Missing) => {}
@@ -317,7 +304,7 @@ impl CpuCache {
                 new.prefetch_to_write();
                 let _ = new.push(item.get());
                 // Once more: this thread has popped a magazine since the push that found no room.
-                handover::release(&(*this).capacity);
+                handover::release(&(*this).intake.capacity);
                 match pair::replace(gate, &raw const *(*this).magazines, limit, new) {
                     Ok(Replaced::Old(0)) => return true,
                     Ok(Replaced::Old(old)) => {
@@ -348,7 +335,7 @@ impl CpuCache {
     unsafe fn hand_over(this: *const Self, magazine: u32, refused: impl FnMut(NonZeroUsize)) {
         // SAFETY: the caller's.
         unsafe {
-            handover::acquire(&(*this).capacity);
+            handover::acquire(&(*this).intake.capacity);
             let Some(magazine) = numbered(&(*this).magazines, magazine) else { return };
             let magazine = std::ptr::from_ref(magazine);
             if !Self::push_full(this, magazine) {
@@ -367,7 +354,7 @@ impl CpuCache {
         // SAFETY: the caller's.
         unsafe {
             Self::touch(this);
-            handover::release(&(*this).capacity);
+            handover::release(&(*this).intake.capacity);
             List::push(&raw const (*this).full.0, magazine)
         }
     }
@@ -408,7 +395,7 @@ impl CpuCache {
     /// How many items the CPUs seem to hold. A guess: other threads may change it at any time.
     /// Reads the lines of every CPU.
     pub fn on_cpus(&self) -> usize {
-        let loaded = self.gate.peek().filter_map(|word| {
+        let loaded = self.intake.gate.peek().filter_map(|word| {
             // SAFETY: a magazine of ours or null; its length and number may be read by any thread.
             unsafe { at_word(word) }
         });

@@ -64,7 +64,7 @@
 use crate::cpus::{areas, cpus};
 use crate::decision::mode;
 use crate::error::{GateClosed, NoMemory};
-use crate::gate::Gate;
+use crate::intake::Intake;
 use crate::lane::{Lanes, Position};
 use crate::line::Line;
 use crate::magazine::{Magazine, at_word, numbered};
@@ -109,14 +109,10 @@ const ATTEMPTS: usize = 4;
 #[derive(Debug)]
 pub struct Depot {
     /// The words are magazines, or null.
-    gate: Gate,
+    intake: Intake,
     /// An id that no other depot of this process has. The depot's taker has the same one.
     id: u64,
     magazines: Box<[Magazine]>,
-    /// Also the name by which the thread sanitizer is told of hand-overs: that of an atomic would
-    /// not do, for a store to it (a gate that reopens) makes the sanitizer forget which threads
-    /// have released it.
-    capacity: usize,
     /// The index plus 1 of the first full magazine, [`CLOSED`], or 0.
     full: Line<AtomicU32>,
     /// A bit for each magazine, 64 to a word: set while the magazine is empty and any giver may
@@ -126,17 +122,7 @@ pub struct Depot {
     lanes: Lanes,
     /// 1 if a giver was refused a magazine since the taker last looked.
     crowded: Line<AtomicU32>,
-    /// Read wherever a giver touches the depot, and written by the thread that frees it.
-    #[cfg(loom)]
-    witness: loom::cell::UnsafeCell<()>,
 }
-
-#[cfg(loom)]
-// SAFETY: loom checks the accesses to the witness.
-unsafe impl Sync for Depot {}
-#[cfg(loom)]
-// SAFETY: as above.
-unsafe impl Send for Depot {}
 
 impl Depot {
     /// A depot and its taker. The depot has `magazines` empty magazines of `capacity` items each,
@@ -164,16 +150,13 @@ impl Depot {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let count = u32::try_from(magazines).unwrap_or(CLOSED).min(CLOSED - 1);
         let depot = Self {
-            gate: Gate::new()?,
+            intake: Intake::new(capacity)?,
             id,
             magazines: (1..=count).map(|index| Magazine::new(capacity, index)).collect(),
-            capacity: capacity.clamp(1, crate::MAGAZINE),
             full: Line(AtomicU32::new(0)),
             empty: (0..count.div_ceil(64)).map(|_| Line(AtomicU64::new(0))).collect(),
             lanes: Lanes::new(lanes),
             crowded: Line(AtomicU32::new(0)),
-            #[cfg(loom)]
-            witness: loom::cell::UnsafeCell::new(()),
         };
         depot.magazines.iter().for_each(|magazine| depot.push_empty(magazine));
         let taker = Taker::new(id, count, &depot.lanes);
@@ -195,29 +178,37 @@ impl Depot {
 
     /// Items in a magazine.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.intake.capacity
     }
 
     /// How many CPUs have a magazine.
     #[cfg(test)]
     pub(crate) fn loaded(&self) -> usize {
-        self.gate.peek().filter(|word| *word != 0).count()
+        self.intake.gate.peek().filter(|word| *word != 0).count()
     }
 
     /// Tells loom that no thread touches the depot any more. Only in models.
     #[cfg(loom)]
     pub fn witness(&self) {
-        self.witness.with_mut(|_| ());
+        self.intake.witness();
     }
 
     /// Tells loom that a giver touches the depot. Does nothing outside of models.
     #[inline(always)]
-    fn touch(_this: *const Self) {
-        #[cfg(loom)]
+    fn touch(this: *const Self) {
         // SAFETY: the depot is alive, or else loom says so.
-        unsafe {
-            (*_this).witness.with(|_| ());
-        }
+        unsafe { Intake::touch(Self::intake(this)) }
+    }
+
+    /// The part of the depot that [`Intake::push_at_once`] needs. Reads nothing.
+    ///
+    /// # Safety
+    ///
+    /// The depot is alive.
+    #[inline(always)]
+    pub unsafe fn intake(this: *const Self) -> *const Intake {
+        // SAFETY: the caller's.
+        unsafe { &raw const (*this).intake }
     }
 
     /// Gives `item` to the taker if this CPU's magazine has room: the fast path of
@@ -229,14 +220,8 @@ impl Depot {
     /// As for [`give`](Self::give).
     #[inline(always)]
     pub unsafe fn give_at_once(this: *const Self, item: NonZeroUsize) -> bool {
-        // By pointer: a reference to the whole would have to be good until the return, and the
-        // depot need not be.
-        // SAFETY: the caller's; the gate's word, and the slot's words are magazines.
-        unsafe {
-            Self::touch(this);
-            handover::release(&(*this).capacity);
-            sequence::push_at_once((*this).gate.word(), item.get())
-        }
+        // SAFETY: the caller's.
+        unsafe { Intake::push_at_once(Self::intake(this), item) }
     }
 
     /// Gives `item` to the taker. If it returns false, the item was refused and is still the
@@ -257,8 +242,8 @@ impl Depot {
         // SAFETY: as above.
         unsafe {
             Self::touch(this);
-            handover::release(&(*this).capacity);
-            match sequence::push((*this).gate.word(), item.get()) {
+            handover::release(&(*this).intake.capacity);
+            match sequence::push((*this).intake.gate.word(), item.get()) {
                 Ok(Pushed::Done) => true,
                 Ok(Pushed::Full | Pushed::Missing) => Self::rotate_and_give(this, item, past),
                 Err(GateClosed) => false,
@@ -294,7 +279,7 @@ impl Depot {
         unsafe {
             for _ in 0..ATTEMPTS {
                 Self::touch(this);
-                let (gate, lanes) = ((*this).gate.word(), &(*this).lanes);
+                let (gate, lanes) = ((*this).intake.gate.word(), &(*this).lanes);
                 match lane::rotate(gate, lanes, &(*this).magazines) {
                     Ok(Rotated::Done(position)) => {
                         (*this).publish(position);
@@ -311,7 +296,7 @@ impl Depot {
                     Err(GateClosed) => return false,
                 }
                 // Once more: others have used the magazine since.
-                handover::release(&(*this).capacity);
+                handover::release(&(*this).intake.capacity);
                 match sequence::push(gate, item.get()) {
                     Ok(Pushed::Done) => return true,
                     Ok(Pushed::Full | Pushed::Missing) => {}
@@ -325,7 +310,7 @@ impl Depot {
     /// Publishes the full magazine that this thread has put at this position of its lane.
     pub(crate) fn publish(&self, position: Position) {
         // SAFETY: the gate's word, and the slot's words are magazines of ours.
-        let _ = unsafe { lane::publish(self.gate.word(), &self.lanes) };
+        let _ = unsafe { lane::publish(self.intake.gate.word(), &self.lanes) };
         // This thread may be on another CPU now, or have found the lock of its CPU taken. The CPU
         // it has left may give no more.
         self.lanes.publish_left_behind(position);
@@ -335,7 +320,7 @@ impl Depot {
     #[cfg(test)]
     pub(crate) fn rotate(&self) -> Option<Position> {
         // SAFETY: as above.
-        match unsafe { lane::rotate(self.gate.word(), &self.lanes, &self.magazines) } {
+        match unsafe { lane::rotate(self.intake.gate.word(), &self.lanes, &self.magazines) } {
             Ok(Rotated::Done(position)) => Some(position),
             _ => None,
         }
@@ -367,8 +352,8 @@ impl Depot {
             };
             new.set_only(item.get());
             new.set_position(last);
-            handover::release(&(*this).capacity);
-            let placed = lane::place((*this).gate.word(), new);
+            handover::release(&(*this).intake.capacity);
+            let placed = lane::place((*this).intake.gate.word(), new);
             if placed == Ok(true) {
                 return true;
             }
@@ -390,8 +375,8 @@ impl Depot {
             };
             new.set_only(item.get());
             // Once more: this thread has popped a magazine since the push that found no room.
-            handover::release(&(*this).capacity);
-            match lane::exchange((*this).gate.word(), &raw const (*this).lanes, new) {
+            handover::release(&(*this).intake.capacity);
+            match lane::exchange((*this).intake.gate.word(), &raw const (*this).lanes, new) {
                 Ok(Exchanged::Old(old)) => {
                     // The old one's items keep it now.
                     Self::hand_over(this, old, past);
@@ -409,10 +394,10 @@ impl Depot {
         unsafe {
             new.clear();
             (*this).push_empty(new);
-            handover::release(&(*this).capacity);
+            handover::release(&(*this).intake.capacity);
             // Another thread was faster, or this one is on another CPU now: there is room, unless
             // that filled up meanwhile.
-            is_open && matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
+            is_open && matches!(sequence::push((*this).intake.gate.word(), item.get()), Ok(Pushed::Done))
         }
     }
 
@@ -423,7 +408,7 @@ impl Depot {
     unsafe fn hand_over_for_nothing(this: *const Self, item: NonZeroUsize, past: impl FnMut(NonZeroUsize)) -> bool {
         // SAFETY: the item keeps the depot, for it is not given.
         unsafe {
-            match lane::exchange((*this).gate.word(), &raw const (*this).lanes, std::ptr::null()) {
+            match lane::exchange((*this).intake.gate.word(), &raw const (*this).lanes, std::ptr::null()) {
                 Err(GateClosed) => false,
                 Ok(Exchanged::Old(old)) => {
                     at_word(old).map(Magazine::position).into_iter().for_each(|last| (*this).lanes.put(last));
@@ -431,8 +416,8 @@ impl Depot {
                     false
                 }
                 Ok(Exchanged::NotNeeded) => {
-                    handover::release(&(*this).capacity);
-                    matches!(sequence::push((*this).gate.word(), item.get()), Ok(Pushed::Done))
+                    handover::release(&(*this).intake.capacity);
+                    matches!(sequence::push((*this).intake.gate.word(), item.get()), Ok(Pushed::Done))
                 }
             }
         }
@@ -443,7 +428,7 @@ impl Depot {
     unsafe fn hand_over(this: *const Self, old: usize, past: impl FnMut(NonZeroUsize)) {
         // SAFETY: the magazine is the caller's, and its items keep the depot.
         unsafe {
-            handover::acquire(&(*this).capacity);
+            handover::acquire(&(*this).intake.capacity);
             let old = std::ptr::with_exposed_provenance::<Magazine>(old);
             if !Self::push_full(this, old) {
                 Magazine::refuse_items(old, past);
@@ -480,7 +465,7 @@ impl Depot {
     unsafe fn push_full(this: *const Self, magazine: *const Magazine) -> bool {
         // SAFETY: the magazine's items keep the depot until they are on the list.
         unsafe {
-            handover::release(&(*this).capacity);
+            handover::release(&(*this).intake.capacity);
             let full = &raw const (*this).full.0;
             // Acquire: a giver that finds the list closed comes after all that the taker did.
             let mut head = (*full).load(Ordering::Acquire);
@@ -537,7 +522,7 @@ impl Depot {
     /// How many items the CPUs seem to hold. A guess: givers may change it at any time.
     pub fn peek(&self) -> usize {
         // SAFETY: a magazine of ours or null; its length and position may be read by any thread.
-        let loaded = self.gate.peek().filter_map(|word| unsafe { at_word(word) });
+        let loaded = self.intake.gate.peek().filter_map(|word| unsafe { at_word(word) });
         // A magazine on a list has no position: its number may be that of no lane.
         let unpublished = |m: &Magazine| self.lanes.unpublished(m.position()).and_then(|number| self.magazine(number));
         loaded.map(|m| m.len() + unpublished(m).map_or(0, Magazine::len)).sum()

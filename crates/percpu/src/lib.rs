@@ -55,6 +55,7 @@ mod decision;
 mod depot;
 mod error;
 mod gate;
+mod intake;
 mod lane;
 mod line;
 mod machine;
@@ -93,6 +94,7 @@ pub use cpus::model::run_on;
 pub use decision::{forced_mode, mode};
 pub use depot::{Depot, Taker};
 pub use error::{BarrierError, GateClosed, NewCacheError, NoMemory, NothingFound};
+pub use intake::Intake;
 pub use magazine::MAGAZINE;
 pub use mode::{ForcedModeError, Index, Mode, Why};
 #[cfg(loom)]

@@ -32,8 +32,9 @@ pub(crate) struct PoolHeader {
     /// Identity of the DMA domain that pages of this header are mapped in, or 0.
     domain: usize,
     /// Of a pool for every thread: collects pages, on whichever CPU they are dropped. At most one
-    /// of this field and the next is set.
-    cpus: Option<Box<CpuCache>>,
+    /// of this field and the next is set. In place: a box would be one more load of each allocation
+    /// and of each drop.
+    cpus: Option<CpuCache>,
     /// For a pool that is polled: collects pages that are dropped outside of the poll context, if
     /// the owner wants them collected.
     depot: Option<Depot>,
@@ -48,7 +49,7 @@ impl PoolHeader {
 
     /// The header of pages that any thread allocates.
     pub(crate) fn with_cpu_cache(remote_free: ReturnFn, domain: usize, cpus: CpuCache, page_size: u32) -> Self {
-        Self { remote_free, domain, cpus: Some(Box::new(cpus)), depot: None, page_size }
+        Self { remote_free, domain, cpus: Some(cpus), depot: None, page_size }
     }
 
     #[inline]
@@ -66,8 +67,9 @@ impl PoolHeader {
         self.depot.as_ref()
     }
 
+    #[inline]
     pub(crate) fn cpus(&self) -> Option<&CpuCache> {
-        self.cpus.as_deref()
+        self.cpus.as_ref()
     }
 
     /// The depot and the CPU cache of a header, as pointers: a reference would have to be valid
@@ -79,7 +81,7 @@ impl PoolHeader {
     #[inline(always)]
     pub(crate) unsafe fn magazines_of(at: *const Self) -> (Option<*const Depot>, Option<*const CpuCache>) {
         // SAFETY: the caller's.
-        unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_deref().map(ptr::from_ref)) }
+        unsafe { ((*at).depot.as_ref().map(ptr::from_ref), (*at).cpus.as_ref().map(ptr::from_ref)) }
     }
 }
 
@@ -92,6 +94,8 @@ impl Desc {
 
     #[inline]
     pub(crate) fn set_header(&self, header: *mut PoolHeader) {
+        // For the return, which may know the header by its address alone.
+        let _ = header.expose_provenance();
         self.set_header_addr(header.cast());
     }
 }

@@ -9,7 +9,7 @@ use crate::context;
 use crate::desc::{Desc, cold_path, put_last};
 use crate::header::{PoolHeader, desc_of, item_of};
 use crate::panics::Panics;
-use netmem_percpu::{CpuCache, Depot, MAGAZINE};
+use netmem_percpu::{CpuCache, Depot, Intake, MAGAZINE};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
@@ -48,15 +48,16 @@ pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
 }
 
 thread_local! {
-    /// The address of the magazines from which this thread last took a page, in any pool for every
-    /// thread. See [`PoolHeader::push_at_once`]. The pool may have been freed.
-    static LAST_CPUS: Cell<usize> = const { Cell::new(0) };
+    /// The address of the header of the pool for every thread from which this thread last allocated
+    /// a page. See [`PoolHeader::intake`]. The pool may have been freed, and the header of another
+    /// pool, of either kind, may have its address.
+    static LAST_HEADER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Records that this thread allocates a page from these magazines.
+/// Records that this thread allocates a page from the pool for every thread with this header.
 #[inline(always)]
-pub(crate) fn allocates_from(cpus: *const CpuCache) {
-    LAST_CPUS.set(cpus.expose_provenance());
+pub(crate) fn allocates_from(header: *const PoolHeader) {
+    LAST_HEADER.set(header.expose_provenance());
 }
 
 /// Returns its argument, and hides from the compiler that the two are equal.
@@ -94,14 +95,45 @@ impl PoolHeader {
             if context.cast() != header.as_ptr().cast_const() {
                 cold_path();
                 // In line: a call costs a fifth of the drop of a page that was allocated elsewhere.
-                // One jump for both tests: a line of code has few that the processor predicts well.
-                let depot = (*header.as_ptr()).depot().map_or(ptr::null(), ptr::from_ref);
-                if context.is_null() & !depot.is_null() && Depot::give_at_once(depot, item_of(desc)) {
-                    return;
+                let intake = Self::intake(header, context);
+                if intake.is_null() {
+                    return Self::recycle_remote(header, desc, context);
                 }
-                return Self::recycle_remote(header, desc, context);
+                if !Intake::push_at_once(intake, item_of(desc)) {
+                    Self::recycle_remote_slow(header, desc);
+                }
+                return;
             }
             Self::recycle_to_cache(header, desc);
+        }
+    }
+
+    /// The magazines on which a page is pushed that is dropped outside of its pool's context. Null if
+    /// [`recycle_remote`](Self::recycle_remote) is to find out what to do.
+    ///
+    /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The
+    /// page, its descriptor, its header, the gate and the magazine would be loads of which each
+    /// waits for the one before, and the next pop waits for the length that this push stores. If
+    /// the header is that of the pool for every thread from which this thread last allocated a
+    /// page, its address is known without the page: the comparison is a branch, which the processor
+    /// predicts, and the push starts at once.
+    ///
+    /// # Safety
+    ///
+    /// The page keeps the header.
+    #[inline(always)]
+    unsafe fn intake(header: NonNull<Self>, context: *const PolledHeader) -> *const Intake {
+        let last = LAST_HEADER.get();
+        // SAFETY: the caller's. The address is that of the header, in both cases.
+        unsafe {
+            if header.addr().get() == last {
+                // Whatever the context: a push is possible on any thread, at any time.
+                let at: *const Self = ptr::with_exposed_provenance(opaque(last));
+                return (*at).cpus().map_or(ptr::null(), |cpus| CpuCache::intake(cpus));
+            }
+            // One jump for both tests: a line of code has few that the processor predicts well.
+            let depot = (*header.as_ptr()).depot().map_or(ptr::null(), ptr::from_ref);
+            if context.is_null() & !depot.is_null() { Depot::intake(depot) } else { ptr::null() }
         }
     }
 
@@ -123,8 +155,8 @@ impl PoolHeader {
 
     /// Pushes onto this CPU's magazine, if there is room, in the cases in which
     /// [`recycle`](Self::recycle) has not tried: this thread is in the context of another pool, or
-    /// the pool is one for every thread. The function does nothing else, so that it needs only the
-    /// registers of its arguments.
+    /// the pool is one for every thread from which it has not allocated last. The function does
+    /// nothing else, so that it needs only the registers of its arguments.
     #[inline(never)]
     unsafe fn recycle_remote(header: NonNull<Self>, desc: NonNull<Desc>, context: *const PolledHeader) {
         // SAFETY: the caller's.
@@ -132,7 +164,7 @@ impl PoolHeader {
             let at = header.as_ptr();
             if context.is_null() || !Self::is_around(at, context) {
                 let collected = match Self::magazines_of(at) {
-                    (_, Some(cpus)) => Self::push_at_once(cpus, desc),
+                    (_, Some(cpus)) => CpuCache::push_at_once(cpus, item_of(desc)),
                     (Some(depot), _) if !context.is_null() => Depot::give_at_once(depot, item_of(desc)),
                     _ => false,
                 };
@@ -173,32 +205,6 @@ impl PoolHeader {
         }
     }
 
-    /// Pushes onto this CPU's magazine of a pool for every thread, if there is room. If it returns
-    /// false, the page is still the caller's.
-    ///
-    /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The
-    /// page, its descriptor, its header, the gate and the magazine would be loads of which each
-    /// waits for the one before, and the next pop waits for the length that this push stores. If
-    /// the magazines are those from which this thread took its last page, their address is known
-    /// without the page: the comparison is a branch, which the processor predicts, and the push
-    /// starts at once.
-    ///
-    /// # Safety
-    ///
-    /// As for [`recycle`](Self::recycle); the magazines are the header's.
-    #[inline(always)]
-    unsafe fn push_at_once(cpus: *const CpuCache, desc: NonNull<Desc>) -> bool {
-        let last = LAST_CPUS.get();
-        let same = opaque(last);
-        // SAFETY: the page keeps the header until it is collected.
-        unsafe {
-            if cpus.addr() == last {
-                return CpuCache::push_at_once(ptr::with_exposed_provenance(same), item_of(desc));
-            }
-            CpuCache::push_at_once(cpus, item_of(desc))
-        }
-    }
-
     /// Returns up to [`MAGAZINE`] pages that are not in use: all of them, also if user code panics
     /// over one.
     ///
@@ -229,5 +235,37 @@ impl PoolHeader {
                 panics.call(|| Self::recycle(header, desc));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+
+    fn pool() -> PagePool<Private> {
+        let region = RegionOptions::new(64).huge_pages(false).build().expect("a region");
+        PoolOptions::new("polled").build(RegionProvider::new(region), None).expect("a pool")
+    }
+
+    /// The pool for every thread from which this thread has allocated last is gone, and a pool that
+    /// is polled has its header at the same address: its pages return as if the thread knew none.
+    #[test]
+    fn another_header_has_the_address() {
+        let (mut pool, mut other) = (pool(), pool());
+        let pages: Vec<_> = (0..4).map(|_| pool.alloc().expect("a page")).collect();
+        allocates_from(&raw const pool.shared().front.header);
+        let mut dropped = 0;
+        for page in pages {
+            // Also in the context of another pool.
+            if dropped % 2 == 0 {
+                drop(page)
+            } else {
+                other.poll(|_| drop(page))
+            }
+            dropped += 1;
+        }
+        assert_eq!((dropped, pool.stats().inflight()), (4, 0));
+        assert_eq!(pool.close().outstanding, 0);
     }
 }

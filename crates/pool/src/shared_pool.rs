@@ -41,7 +41,7 @@ use crate::cache::PolledHeader;
 use crate::dma::DmaDomain;
 use crate::error::{PoolError, WaitError};
 use crate::frag::Frag;
-use crate::header::desc_of;
+use crate::header::{PoolHeader, desc_of};
 use crate::memory::{Mapped, Memory, SystemMemory};
 use crate::options::PoolOptions;
 use crate::page::Page;
@@ -110,8 +110,6 @@ mod search;
 /// held stay held in the child. Regions are not inherited (`MADV_DONTFORK`), so the child must not
 /// use the pages.
 pub struct SharedPool<M: Memory> {
-    /// Lies in the owner's header, which lives as long as the owner or a page in flight.
-    cpus: NonNull<CpuCache>,
     page_size: u32,
     shared: NonNull<Shared<M>>,
     /// The device is gone.
@@ -183,20 +181,22 @@ impl<M: Memory> SharedPool<M> {
         let pool = PagePool::build(options, provider, domain, |remote_free, domain, cache| {
             PolledHeader::with_cpu_cache(remote_free, domain, cpus, cache)
         })?;
-        let Some(cpus) = pool.shared().front.header.cpus().map(NonNull::from) else {
-            unreachable!("the header was made of them");
-        };
         let (page_size, shared) = (pool.shared().front.cache.page_size, NonNull::from(pool.shared()));
         let waiters = pool.shared().front.header.cpus().map(|cpus| Waiters::new(&pool.shared().returns.stack, cpus));
         let Some(waiters) = waiters else { unreachable!("the header was made of them") };
         pool.shared().returns.set_waiters(waiters.clone());
-        Ok(Self { cpus, page_size, shared, gone: AtomicBool::new(false), waiters, owner: OwnerLock::new(pool) })
+        Ok(Self { page_size, shared, gone: AtomicBool::new(false), waiters, owner: OwnerLock::new(pool) })
     }
 
     #[inline(always)]
     fn cpus(&self) -> &CpuCache {
-        // SAFETY: the owner's header, and the owner is ours.
-        unsafe { self.cpus.as_ref() }
+        // SAFETY: the header was made of them.
+        unsafe { self.header().cpus().unwrap_unchecked() }
+    }
+
+    #[inline(always)]
+    fn header(&self) -> &PoolHeader {
+        &self.shared().front.header
     }
 
     /// Allocates a whole page. Usually this is a plain store. If this CPU's magazines are empty,
@@ -219,7 +219,7 @@ impl<M: Memory> SharedPool<M> {
     #[inline]
     #[must_use]
     pub fn alloc(&self) -> Option<Page<M>> {
-        allocates_from(self.cpus.as_ptr());
+        allocates_from(self.header());
         let desc = match self.cpus().pop_at_once() {
             Some(item) => desc_of(item),
             None => self.slow()?,
@@ -266,7 +266,7 @@ impl<M: Memory> SharedPool<M> {
     /// The future returns a [`WaitError`]: the pool or its device ends, or the pool cannot be
     /// waited for.
     pub fn alloc_async(&self) -> AllocFuture<M> {
-        allocates_from(self.cpus.as_ptr());
+        allocates_from(self.header());
         match self.cpus().pop_at_once() {
             Some(item) => AllocFuture::found(desc_of(item), self.page_size),
             None => self.wait().unwrap_or_else(AllocFuture::failed),

@@ -31,7 +31,7 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
     );
     targets
         .push(Target::most(1, "shared / bare_sequences <= 1.1", ratio("shared", 1, "bare_sequences", 1), "x", 1.1).open(
-        "An allocation also stores where its page came from; a drop also loads count, home and context, and is a call.",
+        "An allocation also stores where its page came from; a drop also loads count, home and context: docs/notes/shared-pool.md.",
     ));
     targets.push(Target::most(2, "shared x2 / shared, over the same of private_array, <= 1.1", flat, "x", 1.1));
     targets.push(

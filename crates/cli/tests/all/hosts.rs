@@ -83,6 +83,51 @@ fn flows_between_two_hosts() {
     assert_eq!(agent.end().0, Some(0));
 }
 
+/// The highest rate is searched for by runs of all hosts.
+#[test]
+fn the_highest_rate_between_hosts() {
+    let (mut agent, at) = agent(&[]);
+    // All requests are answered within ten seconds, at any rate.
+    for args in ["--rr 64,64 --search 50%=10s -P 2", "--rr 64,64 --search 50%=10s -R --runs 2"] {
+        let report = drive(&at, args);
+        let [closed, open] = &report["variants"].as_array().unwrap()[..] else { panic!("{report}") };
+        assert!(
+            closed.get("asked").is_none() && open["asked"] == report["highest"] && report["highest"] != 0,
+            "{report}"
+        );
+        assert_eq!(report["params"]["search"], "50%=10000ms");
+    }
+    // The rate that was found lost nothing, and was sent.
+    let report = drive(&at, "--proto udp --size 100 --search lossless");
+    let rows = report["variants"].as_array().unwrap();
+    let found = rows.iter().find(|row| row["asked"] == report["highest"]);
+    let lost = |row: &Value| row["datagrams"]["arrived"] != row["datagrams"]["sent"];
+    assert!(rows.len() > 1 && (report["highest"] == 0 || !lost(found.unwrap())), "{report}");
+    let args = ["perf", "--to", &at, "--rr", "1,1", "--search", "100%=1us", "-t", "20ms"];
+    let text = run(&args);
+    let text = String::from_utf8_lossy(&text.stdout);
+    assert!(text.contains("no rate reaches 100%=1us"), "{text}");
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+/// A host that is lost ends the search: the rates before were of more flows.
+#[test]
+fn a_search_ends_with_a_host() {
+    let agents = [agent(&[]), agent(&[])];
+    let to = format!("{},{}", agents[0].1, agents[1].1);
+    let args = ["perf", "--to", &to, "--rr", "1,1", "--search", "100%=1us", "-t", "2", "-i", "0.1"];
+    let mut driver = background(&args);
+    // Its first interval: it measures.
+    let mut line = [0; 16];
+    driver.0.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    let [_first, (second, dead)] = agents;
+    second.signal(Signal::KILL);
+    let (status, out, errors) = driver.end();
+    assert!(status == Some(1) && errors.contains(&dead) && errors.contains("the search ends"), "{errors}");
+    assert!(!out.contains("no rate reaches"), "{out}");
+}
+
 /// Incast of three to one, and each to each: the report's sums are those that each host has
 /// printed.
 #[test]
@@ -246,7 +291,11 @@ fn keys() {
 #[test]
 fn arguments_between_hosts() {
     for (args, says) in [
-        ("--to ::1 --search lossless --proto udp", "leave out"),
+        ("--to ::1 --search lossless", "--proto udp"),
+        ("--to ::1 --rr 1,1 --search 99%=1ms --rate 9", "leave out --rate"),
+        ("--to ::1 --against /bin/true", "agents of each build"),
+        ("--to ::1 --check", "leave out --check"),
+        ("--agent 1 --search 99%=1ms", "for --to"),
         ("--to ::1 --mode small", "--mode"),
         ("--to ::1 --reverse --bidir", "give one"),
         ("--to ::1 --flows 501", "1 to 500"),

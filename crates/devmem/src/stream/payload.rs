@@ -11,7 +11,7 @@ use netmem_inet::tcp::{Carrier, Chunk};
 use netmem_inet::{HeaderTicket, Payload, ReceivedFrame, Transmit, Unsent};
 use netmem_packet::{DeviceFrag, DevicePayload, Meta, Packet, SplitFrame, SplitTxQueue, Sum};
 use netmem_pool::{Frag, PeerMemory, PeerShared};
-use netmem_refs::PercpuRef;
+use netmem_refs::{PercpuRef, RcuRef};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -313,8 +313,7 @@ impl<C: BindingCount, M: PeerMemory> fmt::Debug for DeviceFrame<C, M> {
 impl<C: BindingCount, M: PeerMemory> Payload for OnDevice<C, M> {
     type Mem = M;
     type Frame = DeviceFrame<C, M>;
-    #[cfg(feature = "bench")]
-    type Count = netmem_refs::RcuRef;
+    type Count = RcuRef;
 
     fn received(frame: DeviceFrame<C, M>, at: usize, len: usize) -> impl Iterator<Item = ReceivedChunk<C, M>> {
         let (host, device) = match frame.0 {

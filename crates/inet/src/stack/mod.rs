@@ -58,10 +58,12 @@ mod page_counts;
 mod pages;
 mod path;
 mod payload;
+mod places;
 pub mod remote;
 mod resources;
 mod segments;
 mod shared;
+mod shrink_map;
 mod sockets;
 mod source;
 #[expect(clippy::module_inception, reason = "the file is named for its type")]

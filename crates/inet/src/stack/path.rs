@@ -5,7 +5,7 @@
 
 use crate::neighbor::Resolution;
 use crate::route::Dst;
-use crate::stack::payload::{DstCount, Payload};
+use crate::stack::payload::Payload;
 use crate::stack::shared::host::Host;
 use crate::time::Time;
 use crate::wire::{EthernetHeader, Mac};
@@ -15,7 +15,7 @@ use std::net::IpAddr;
 /// A destination entry that a connection has cached. Each use checks whether the routes have
 /// changed.
 pub(crate) struct Path<P: Payload> {
-    dst: Ref<Dst<DstCount<P>>, DstCount<P>>,
+    dst: Ref<Dst<P::Count>, P::Count>,
     header: EthernetHeader,
     state: State,
 }
@@ -112,7 +112,7 @@ impl<P: Payload> Path<P> {
         self.header
     }
 
-    pub(crate) fn dst(&self) -> &Dst<DstCount<P>> {
+    pub(crate) fn dst(&self) -> &Dst<P::Count> {
         &self.dst
     }
 

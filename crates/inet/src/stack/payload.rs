@@ -7,6 +7,7 @@ use crate::stack::carrier::HeaderTicket;
 use crate::tcp::Carrier;
 use netmem_packet::{Meta, Packet, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};
+use netmem_refs::{Count, RcuRef};
 use std::task::Waker;
 
 /// The kind of memory of a stack's payload. It determines the type of received frames, and of the
@@ -23,10 +24,9 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
     type Mem: Mapped;
     /// A frame that was received.
     type Frame: ReceivedFrame<Self::Mem>;
-    /// The count of destination entries, for benchmarks that compare counts. It is
-    /// [`RcuRef`](netmem_refs::RcuRef) otherwise.
-    #[cfg(feature = "bench")]
-    type Count: netmem_refs::Count;
+    /// The count of the references of destination entries. It is [`RcuRef`](netmem_refs::RcuRef),
+    /// except in benchmarks that compare counts.
+    type Count: Count;
 
     /// The `len` bytes of payload from byte `at` of `frame` on, as pieces in their order. No piece
     /// is empty. If the frame has fewer bytes, the missing ones count as dropped.
@@ -37,22 +37,6 @@ pub trait Payload: Carrier<Ticket = HeaderTicket<<Self as Payload>::Mem>> {
 
     /// The fragment, if this payload is in host memory.
     fn in_host(sent: &Self::Sent) -> Option<&Frag<Self::Mem>>;
-}
-
-/// The count of the destination entries of a stack with this payload.
-pub(crate) type DstCount<P> = <P as DstCounted>::Count;
-
-/// Chooses the [`DstCount`]. Why a trait: a user's kind of payload names no count, and a
-/// benchmark's does.
-pub(crate) trait DstCounted {
-    type Count: netmem_refs::Count;
-}
-
-impl<P: Payload> DstCounted for P {
-    #[cfg(feature = "bench")]
-    type Count = <P as Payload>::Count;
-    #[cfg(not(feature = "bench"))]
-    type Count = netmem_refs::RcuRef;
 }
 
 /// A frame that was received: its first bytes, or all of them, can be read.
@@ -110,8 +94,7 @@ pub enum Unsent {
 impl<M: Mapped> Payload for M {
     type Mem = M;
     type Frame = Packet<M>;
-    #[cfg(feature = "bench")]
-    type Count = netmem_refs::RcuRef;
+    type Count = RcuRef;
 
     #[inline]
     fn received(mut frame: Packet<M>, at: usize, len: usize) -> impl Iterator<Item = Frag<M>> {

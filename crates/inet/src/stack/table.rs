@@ -5,28 +5,30 @@
 //! generation. Each insertion has a generation of its own, which is never used again, so an [`Id`]
 //! whose entry was removed names nothing.
 
-use slab::Slab;
+use crate::stack::places::Places;
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU64;
 
 /// Entries by [`Id`]. `K` is the kind of its handles: a handle of another table is of another type.
-/// The cost of each call is constant.
+/// The costs are those of [`Places`].
 pub(crate) struct Table<K, T> {
-    places: Slab<Entry<T>>,
+    places: Places<Entry<T>>,
     /// The generation of the next entry. It does not wrap: at a billion insertions a second, that
     /// takes 500 years.
-    next: u64,
+    next: NonZeroU64,
     kind: PhantomData<K>,
 }
 
+/// Not zero, so that a vacant place needs no word of its own.
 struct Entry<T> {
-    generation: u64,
+    generation: NonZeroU64,
     value: T,
 }
 
 /// The handle of an entry of a `Table<K, _>`.
 pub(crate) struct Id<K> {
-    generation: u64,
+    generation: NonZeroU64,
     place: u32,
     kind: PhantomData<K>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Id<K> {
 impl<K> Id<K> {
     /// A number that no other entry of the table has, or had.
     pub(crate) fn generation(self) -> u64 {
-        self.generation
+        self.generation.get()
     }
 
     /// The place in the table. Entries that exist at the same time have different places, which are
@@ -68,17 +70,22 @@ impl<K> fmt::Debug for Id<K> {
 
 impl<K, T> Table<K, T> {
     pub(crate) const fn new() -> Self {
-        Self { places: Slab::new(), next: 0, kind: PhantomData }
+        Self { places: Places::new(), next: NonZeroU64::MIN, kind: PhantomData }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
+    /// Places for which there is memory. No entry has a place behind them.
+    pub(crate) fn room(&self) -> usize {
+        self.places.room()
+    }
+
     /// The caller limits the number of entries to fewer than 2^32.
     pub(crate) fn insert(&mut self, value: T) -> Id<K> {
         let generation = self.next;
-        self.next += 1;
+        self.next = generation.saturating_add(1);
         let place = self.places.insert(Entry { generation, value }) as u32;
         Id { generation, place, kind: PhantomData }
     }
@@ -86,7 +93,7 @@ impl<K, T> Table<K, T> {
     /// Removes an entry. `None` if it was removed before.
     pub(crate) fn remove(&mut self, id: Id<K>) -> Option<T> {
         self.get(id)?;
-        Some(self.places.remove(id.place as usize).value)
+        Some(self.places.remove(id.place as usize)?.value)
     }
 
     #[inline]

@@ -16,13 +16,13 @@ use std::time::Duration;
 pub(crate) static HEAP: Counting = Counting::new();
 
 /// The streams of the connections: of the stack's thread, or of any thread.
-enum Streams {
+pub(crate) enum Streams {
     Own(TcpListener<Private>, Vec<TcpStream<Private>>),
     Remote(remote::TcpListener<Private>, Vec<remote::TcpStream<Private>>),
 }
 
 impl Streams {
-    fn listen(wire: &mut Wire, is_remote: bool, number: usize) -> Self {
+    pub(crate) fn listen(wire: &mut Wire, is_remote: bool, number: usize) -> Self {
         let listening = ListenOptions { connection: Config::default(), ..ListenOptions::default() };
         if !is_remote {
             let listener = wire.stack.sockets().listen(addr("0.0.0.0:80"), listening).unwrap();
@@ -34,7 +34,7 @@ impl Streams {
     }
 
     /// Accepts the next connection. Its stream is the last one.
-    fn accept(&mut self) {
+    pub(crate) fn accept(&mut self) {
         match self {
             Self::Own(listener, streams) => streams.push(listener.accept().unwrap()),
             Self::Remote(listener, streams) => streams.push(listener.accept().unwrap()),
@@ -184,7 +184,7 @@ fn bytes_of_each(number: u32, is_remote: bool) -> usize {
 }
 
 /// Passes a segment of peer `n` to the stack, and returns the last one that the stack sends then.
-fn segment(wire: &mut Wire, n: u32, flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Option<Seg> {
+pub(crate) fn segment(wire: &mut Wire, n: u32, flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Option<Seg> {
     wire.frame(frame(n, flags, seq, ack, payload));
     wire.poll().pop()
 }

@@ -7,6 +7,7 @@ mod churn;
 mod common;
 mod idle;
 mod kernel;
+mod shrink;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

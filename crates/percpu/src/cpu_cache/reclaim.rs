@@ -22,7 +22,7 @@ impl CpuCache {
     pub fn reclaim(&self) -> Result<usize, BarrierError> {
         // A poisoned lock still excludes, and nothing that it guards can be half done.
         let _gatekeeper = self.close_lock.lock();
-        let Some(quiet) = self.gate.close()? else { return Ok(0) };
+        let Some(quiet) = self.intake.gate.close()? else { return Ok(0) };
         let taken = self.unload_cpus(&quiet);
         quiet.reopen();
         Ok(self.return_to_depot(taken))
@@ -41,7 +41,7 @@ impl CpuCache {
     /// Another call tries again.
     pub fn close(&self) -> Result<(), BarrierError> {
         let _gatekeeper = self.close_lock.lock();
-        let closed = self.gate.close_for_good().map(|quiet| {
+        let closed = self.intake.gate.close_for_good().map(|quiet| {
             let Some(quiet) = quiet else { return };
             let taken = self.unload_cpus(&quiet);
             quiet.stay_closed();
@@ -54,7 +54,7 @@ impl CpuCache {
     /// Whether the barrier of the last [`close`](Self::close) failed, so that CPUs may still hold
     /// items.
     pub fn close_failed(&self) -> bool {
-        self.gate.close_failed()
+        self.intake.gate.close_failed()
     }
 
     /// Refuses all pushes until [`reopen`](Self::reopen), and moves what the CPUs hold to the
@@ -73,7 +73,7 @@ impl CpuCache {
         let _gatekeeper = self.close_lock.lock();
         let mut moved = 0;
         if !self.magazines.is_empty()
-            && let Some(quiet) = self.gate.close()?
+            && let Some(quiet) = self.intake.gate.close()?
         {
             let taken = self.unload_cpus(&quiet);
             quiet.stay_closed();
@@ -88,7 +88,7 @@ impl CpuCache {
     /// good meanwhile.
     pub fn reopen(&self) {
         self.full.0.reopen();
-        self.gate.reopen();
+        self.intake.gate.reopen();
     }
 
     /// Whether the cache is [closed](Self::close) or [paused](Self::pause). A load.
@@ -103,7 +103,7 @@ impl CpuCache {
     /// Takes all CPUs' magazines out of their words, as a list. Returns the index plus 1 of the
     /// first of them.
     fn unload_cpus(&self, quiet: &QuiescentGate<'_>) -> u32 {
-        handover::acquire(&self.capacity);
+        handover::acquire(&self.intake.capacity);
         let mut first = 0;
         for word in quiet.words() {
             // SAFETY: the gate is quiet: magazines of ours or null, and only this thread's.

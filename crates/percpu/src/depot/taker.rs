@@ -98,7 +98,7 @@ impl Taker {
             return false;
         }
         self.pending = depot.full.0.swap(0, Ordering::Acquire);
-        handover::acquire(&depot.capacity);
+        handover::acquire(&depot.intake.capacity);
         depot.magazine(self.pending).into_iter().for_each(Magazine::prefetch);
         true
     }
@@ -158,7 +158,7 @@ impl Taker {
             }
             None => {
                 let Some((number, from)) = self.ends.take_full(&depot.lanes) else { return false };
-                handover::acquire(&depot.capacity);
+                handover::acquire(&depot.intake.capacity);
                 let Some(magazine) = depot.magazine(number) else { return false };
                 lane = Some(from);
                 magazine
@@ -212,8 +212,8 @@ impl Taker {
         if !self.is_of(depot) {
             return Ok(());
         }
-        let Some(quiet) = depot.gate.close()? else { return Ok(()) };
-        handover::acquire(&depot.capacity);
+        let Some(quiet) = depot.intake.gate.close()? else { return Ok(()) };
+        handover::acquire(&depot.intake.capacity);
         let mut taken = 0;
         for word in quiet.words() {
             // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
@@ -248,15 +248,15 @@ impl Taker {
             return Ok(false);
         }
         depot.crowded.0.store(0, Ordering::Relaxed);
-        let now: Vec<usize> = depot.gate.peek().map(held).collect();
+        let now: Vec<usize> = depot.intake.gate.peek().map(held).collect();
         let before = std::mem::replace(&mut self.seen, now);
         let is_idle = |now: usize, before: usize| now != 0 && now == before;
         if !self.seen.iter().zip(&before).any(|(&now, &before)| is_idle(now, before)) {
             return Ok(false);
         }
         self.flush(depot);
-        let Some(quiet) = depot.gate.close()? else { return Ok(false) };
-        handover::acquire(&depot.capacity);
+        let Some(quiet) = depot.intake.gate.close()? else { return Ok(false) };
+        handover::acquire(&depot.intake.capacity);
         let mut idle = 0;
         for (word, &before) in quiet.words().zip(&before) {
             let at = word.load(Ordering::Relaxed);
@@ -292,9 +292,9 @@ impl Taker {
         if !self.is_of(depot) {
             return Ok(());
         }
-        let closed = depot.gate.close_for_good().map(|quiet| {
+        let closed = depot.intake.gate.close_for_good().map(|quiet| {
             let Some(quiet) = quiet else { return };
-            handover::acquire(&depot.capacity);
+            handover::acquire(&depot.intake.capacity);
             for word in quiet.words() {
                 // SAFETY: the gate is quiet: magazines of ours or null, and the taker's now.
                 let Some(magazine) = (unsafe { at_word(word.load(Ordering::Relaxed)) }) else { continue };
@@ -305,7 +305,7 @@ impl Taker {
         });
         // AcqRel: a giver that finds the list closed comes after all that the taker did before.
         let mut full = depot.full.0.swap(CLOSED, Ordering::AcqRel);
-        handover::acquire(&depot.capacity);
+        handover::acquire(&depot.intake.capacity);
         // A list that is closed already has no magazine: `CLOSED` is the index of none.
         while let Some(magazine) = depot.magazine(full) {
             full = magazine.next.load(Ordering::Relaxed);

@@ -13,7 +13,7 @@ fn load(depot: &Depot, index: usize, items: std::ops::Range<usize>) -> bool {
     };
     magazine.set_position(position);
     items.for_each(|item| assert!(magazine.push(item)));
-    let slot = depot.gate.word().load(Ordering::Relaxed);
+    let slot = depot.intake.gate.word().load(Ordering::Relaxed);
     // SAFETY: the depot's slot, which is open, and that no other thread uses.
     unsafe { word(slot, index) }.store(magazine.address(), Ordering::Relaxed);
     true
@@ -65,7 +65,7 @@ fn what_is_held_back_comes_to_a_ring_in_the_end() {
             return false;
         }
         while taker.refill(&depot, |_| ()) {}
-        let word = depot.gate.peek().find(|word| *word != 0).unwrap();
+        let word = depot.intake.gate.peek().find(|word| *word != 0).unwrap();
         // SAFETY: a magazine of the depot.
         let position = unsafe { at_word(word) }.unwrap().position();
         assert!(depot.lanes.empty.get(position.next()).is_some());
@@ -94,7 +94,7 @@ fn idle_magazines_are_reclaimed() {
     assert!(depot.is_crowded() && depot.loaded() == 8);
     assert!(!taker.reclaim_idle(&depot, |_| unreachable!()).unwrap(), "all may be in use");
     // Index 5 goes on.
-    let slot = depot.gate.word().load(Ordering::Relaxed);
+    let slot = depot.intake.gate.word().load(Ordering::Relaxed);
     // SAFETY: as above.
     let fifth = unsafe { at_word(word(slot, 5).load(Ordering::Relaxed)) }.unwrap();
     assert!(fifth.push(100));
@@ -121,7 +121,7 @@ fn rings_of_free_lanes_are_emptied() {
     while taker.refill(&depot, |_| ()) {}
     assert_eq!((free(), depot.loaded()), (0, 4), "one of the empty ones is in each ring");
     // All CPUs hand over for nothing.
-    let slot = depot.gate.word().load(Ordering::Relaxed);
+    let slot = depot.intake.gate.word().load(Ordering::Relaxed);
     for index in 0..4 {
         // SAFETY: as in `load`.
         let at = unsafe { word(slot, index) }.swap(0, Ordering::Relaxed);

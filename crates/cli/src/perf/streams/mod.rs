@@ -139,16 +139,11 @@ impl Runs<'_> {
         Ok(())
     }
 
-    /// Finds the highest rate that reaches a goal, by bisection. At each rate, more than half of
-    /// the runs must reach it.
+    /// Finds the highest rate that reaches a goal.
     fn search(&mut self, goal: SearchArg) -> anyhow::Result<Option<u64>> {
-        self.rates(&[None])?;
-        let most = self.rows[0].samples.iter().map(|sample| sample.begun_per_s(&self.plan.work)).fold(0.0, f64::max);
-        search::highest(most as u64, |rate| {
-            self.rates(&[Some(rate)])?;
-            let samples = &self.rows[self.rows.len() - 1].samples;
-            let reached = samples.iter().filter(|sample| search::reaches(goal, rate, sample)).count();
-            Ok(2 * reached > samples.len())
+        search::search(goal, &self.plan.work, self.plan.flows, |rate| {
+            self.rates(&[rate])?;
+            Ok(self.rows.last().map(|row| row.samples.clone()).unwrap_or_default())
         })
     }
 

@@ -186,6 +186,11 @@ impl Latencies {
         Duration::from_nanos(self.histogram.value_at_percentile(percent))
     }
 
+    /// Whether no request was counted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.histogram.is_empty()
+    }
+
     /// Requests that were lost.
     pub(super) fn losses(&self) -> u64 {
         self.lost

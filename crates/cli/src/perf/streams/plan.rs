@@ -224,7 +224,7 @@ pub(super) fn work(args: &PerfArgs, proto: Proto) -> Result<Work, BadArgument> {
 }
 
 /// Whether the goal of a search, if there is one, suits the rest.
-fn check_search(args: &PerfArgs, work: Work) -> Result<(), BadArgument> {
+pub(super) fn check_search(args: &PerfArgs, work: Work) -> Result<(), BadArgument> {
     match (args.search, work.proto, work.answer) {
         (None, ..) | (Some(SearchArg::Lossless), Proto::Udp, None) | (Some(SearchArg::Within { .. }), _, Some(_)) => {}
         (Some(SearchArg::Lossless), ..) => {
@@ -243,10 +243,14 @@ fn check_search(args: &PerfArgs, work: Work) -> Result<(), BadArgument> {
     Ok(())
 }
 
+/// The lowest rate of all flows together: a flow begins with its first message.
+pub(super) fn least_rate(flows: u16) -> u64 {
+    u64::from(flows).div_ceil(LEAST_EVERY.as_secs())
+}
+
 /// The rates of all flows together.
 pub(super) fn rates(args: &PerfArgs, flows: u16) -> Result<Vec<Option<u64>>, BadArgument> {
-    // A flow begins with its first message.
-    let least = u64::from(flows).div_ceil(LEAST_EVERY.as_secs());
+    let least = least_rate(flows);
     if let Some(rate) = args.rate.iter().find(|rate| **rate < least) {
         return BadArgument::new(format!(
             "--rate {rate}: {flows} flow(s) need at least {least} messages in a second, one for each flow in {} s",

@@ -243,6 +243,15 @@ pub(super) fn write_shares(
     writeln!(f, "{}\n", table(&head, rows, |column| column != 1))
 }
 
+/// The result of a search, if there was one.
+pub(super) fn write_highest(highest: Option<u64>, goal: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match (highest, goal) {
+        (Some(0), Some(goal)) => writeln!(f, "no rate reaches {goal}\n"),
+        (Some(rate), Some(goal)) => writeln!(f, "highest rate with {goal}: {rate}/s\n"),
+        _ => Ok(()),
+    }
+}
+
 /// The messages of a measurement.
 pub(super) fn what(size: usize, answer: Option<usize>) -> String {
     match answer {
@@ -447,12 +456,7 @@ impl fmt::Display for Report {
         if let Some(first) = self.variants.first() {
             writeln!(f, "{}\n", table(&first.head(), self.variants.iter().map(Row::cells), |_| true))?;
         }
-        if let (Some(highest), Some(goal)) = (self.highest, &p.search) {
-            match highest {
-                0 => writeln!(f, "no rate reaches {goal}\n")?,
-                rate => writeln!(f, "highest rate with {goal}: {rate}/s\n")?,
-            }
-        }
+        write_highest(self.highest, p.search.as_deref(), f)?;
         if let Some(link) = &self.link {
             writeln!(f, "{link}")?;
         }

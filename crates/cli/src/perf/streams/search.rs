@@ -1,6 +1,7 @@
 //! The highest rate that reaches a goal: bisection between what is sent without a rate, and nothing
 //! (RFC 2544, section 26.1, for datagrams without loss).
 
+use super::plan::{MAX_RATE, Work, least_rate};
 use super::report::Sample;
 use crate::args::SearchArg;
 use std::time::Duration;
@@ -14,30 +15,49 @@ const LATE: Duration = Duration::from_millis(20);
 const NEAR: u64 = 50;
 
 /// Whether a run at `rate` messages a second has reached the goal. A run whose source could not
-/// send at this rate has not.
+/// send at this rate has not, nor one that was too short for a message.
 pub(super) fn reaches(goal: SearchArg, rate: u64, sample: &Sample) -> bool {
     match goal {
         SearchArg::Lossless => {
             let [sent, arrived] = sample.datagrams;
             let in_time = sample.elapsed.saturating_sub(LATE.max(sample.elapsed / 100));
-            sent == arrived && sample.sent as f64 >= rate as f64 * in_time.as_secs_f64()
+            sent > 0 && sent == arrived && sample.sent as f64 >= rate as f64 * in_time.as_secs_f64()
         }
         SearchArg::Within { percent, limit } => {
             let latencies = &sample.latencies;
-            latencies.losses() == 0 && latencies.percentile(percent) <= limit
+            !latencies.is_empty() && latencies.losses() == 0 && latencies.percentile(percent) <= limit
         }
     }
 }
 
-/// The highest rate up to `most` for which `passes` holds, if there is one. `passes` is called once
-/// for each rate that is tried.
-pub(super) fn highest<E>(most: u64, mut passes: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
-    if most == 0 || passes(most)? {
-        return Ok(Some(most).filter(|most| *most > 0));
+/// Finds the highest rate at which this many flows reach a goal, by bisection. `run` makes the runs
+/// at a rate. More than half of them must reach the goal.
+pub(super) fn search<E>(
+    goal: SearchArg,
+    work: &Work,
+    flows: u16,
+    mut run: impl FnMut(Option<u64>) -> Result<Vec<Sample>, E>,
+) -> Result<Option<u64>, E> {
+    let most = run(None)?.iter().map(|sample| sample.begun_per_s(work)).fold(0.0, f64::max);
+    highest((most as u64).min(MAX_RATE), least_rate(flows), |rate| {
+        let samples = run(Some(rate))?;
+        let reached = samples.iter().filter(|sample| reaches(goal, rate, sample)).count();
+        Ok(2 * reached > samples.len())
+    })
+}
+
+/// The highest rate from `least` to `most` for which `passes` holds, if there is one. `passes` is
+/// called once for each rate that is tried.
+fn highest<E>(most: u64, least: u64, mut passes: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
+    if most < least.max(1) {
+        return Ok(None);
+    }
+    if passes(most)? {
+        return Ok(Some(most));
     }
     let (mut low, mut high) = (0, most);
-    while high - low > (high / NEAR).max(1) && high > most / LEAST {
-        let rate = low.midpoint(high);
+    while high - low > (high / NEAR).max(1) && high > (most / LEAST).max(least) {
+        let rate = low.midpoint(high).max(least);
         if passes(rate)? {
             low = rate;
         } else {
@@ -50,10 +70,11 @@ pub(super) fn highest<E>(most: u64, mut passes: impl FnMut(u64) -> Result<bool, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::streams::pace::Latencies;
 
-    fn search(most: u64, limit: u64) -> (Option<u64>, u32) {
+    fn found(most: u64, limit: u64) -> (Option<u64>, u32) {
         let mut tries = 0;
-        let found = highest::<()>(most, |rate| {
+        let found = highest::<()>(most, 0, |rate| {
             tries += 1;
             Ok(rate <= limit)
         });
@@ -61,16 +82,41 @@ mod tests {
     }
 
     #[test]
+    fn a_run_without_a_message_reaches_nothing() {
+        let sample = Sample {
+            amounts: vec![0],
+            elapsed: Duration::from_millis(20),
+            intervals: Vec::new(),
+            sent: 0,
+            datagrams: [0; 2],
+            latencies: Latencies::default(),
+            cpu_ns: 0.0,
+            cpus: Vec::new(),
+        };
+        let within = SearchArg::Within { percent: 100.0, limit: Duration::from_secs(1) };
+        assert!(!reaches(within, 35, &sample) && !reaches(SearchArg::Lossless, 35, &sample));
+        assert!(reaches(SearchArg::Lossless, 35, &Sample { datagrams: [1; 2], sent: 1, ..sample }));
+    }
+
+    #[test]
     fn the_result_passed_and_is_near_the_limit() {
         for limit in [2_000, 33_333, 500_000, 999_999] {
-            let (found, tries) = search(1_000_000, limit);
+            let (found, tries) = found(1_000_000, limit);
             let found = found.unwrap();
             assert!(found <= limit && found + found / 50 + 1 >= limit && tries <= 17, "{limit}: {found}, {tries}");
         }
-        assert_eq!(search(1_000, 1_000), (Some(1_000), 1));
-        assert_eq!(search(0, 5).0, None);
-        let (found, tries) = search(1_000_000, 10);
+        assert_eq!(found(1_000, 1_000), (Some(1_000), 1));
+        assert_eq!(found(0, 5).0, None);
+        let (found, tries) = found(1_000_000, 10);
         assert!(found.is_none() && tries <= 12, "{tries}");
-        assert_eq!(highest(5, |_| Err("ends")), Err("ends"));
+        // Flows do not begin at a lower rate than the least.
+        let mut tried = Vec::new();
+        let mut fails = |rate| {
+            tried.push(rate);
+            Ok::<_, ()>(false)
+        };
+        assert_eq!((highest(100, 30, &mut fails), highest(29, 30, &mut fails)), (Ok(None), Ok(None)));
+        assert_eq!(tried, [100, 50, 30]);
+        assert_eq!(highest(5, 0, |_| Err("ends")), Err("ends"));
     }
 }

@@ -1,5 +1,6 @@
 //! The sockets of other threads, as the stack has them.
 
+use crate::stack::places::Places;
 use crate::stack::remote::datagrams::DatagramEnd;
 use crate::stack::remote::ends::{ListenerEnd, StreamEnd};
 use crate::stack::remote::parts::{Opening, StackParts, StreamHub, StreamPort};
@@ -8,7 +9,6 @@ use crate::stack::remote::sockets::Sockets;
 use crate::stack::shared::notifier::Notifier;
 use crate::stack::sockets;
 use netmem_pool::Mapped;
-use slab::Slab;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,9 +41,9 @@ pub(crate) struct Remote<M: Mapped> {
     own: sockets::sockets::Sockets<M>,
     /// Opens sockets of other threads.
     pub(crate) sockets: Sockets<M>,
-    streams: Slab<Box<StreamEnd<M>>>,
-    listeners: Slab<ListenerEnd<M>>,
-    datagrams: Slab<DatagramEnd<M>>,
+    streams: Places<Box<StreamEnd<M>>>,
+    listeners: Places<ListenerEnd<M>>,
+    datagrams: Places<DatagramEnd<M>>,
 }
 
 impl<M: Mapped> Remote<M> {
@@ -54,7 +54,7 @@ impl<M: Mapped> Remote<M> {
         let (counts, egress) = (resources.pages.counts.clone(), &resources.egress);
         let sockets = Sockets::new(hub.clone(), counts, egress.pool.clone(), egress.uso);
         drop(core);
-        Self { hub, own, sockets, streams: Slab::new(), listeners: Slab::new(), datagrams: Slab::new() }
+        Self { hub, own, sockets, streams: Places::new(), listeners: Places::new(), datagrams: Places::new() }
     }
 
     fn open(&mut self, port: Arc<StreamPort<M>>, opening: Opening<M>) {
@@ -122,17 +122,16 @@ impl<M: Mapped> Remote<M> {
 
 /// Inserts a stream, and polls it for the first time.
 fn insert<M: Mapped>(
-    streams: &mut Slab<Box<StreamEnd<M>>>,
+    streams: &mut Places<Box<StreamEnd<M>>>,
     port: Arc<StreamPort<M>>,
     stream: sockets::stream::TcpStream<M>,
     parts: StackParts<M>,
 ) {
     let mut end = Box::new(StreamEnd::new(port, stream, parts));
-    let place = streams.vacant_entry();
-    end.port.place.store(place.key() as u32, Ordering::Relaxed);
+    end.port.place.store(streams.next() as u32, Ordering::Relaxed);
     // The handle may be gone already.
     if end.poll() {
-        place.insert(end);
+        streams.insert(end);
     }
 }
 
@@ -152,7 +151,7 @@ impl<M: Mapped> Remotes for Remote<M> {
 
     fn close(&mut self) {
         self.poll();
-        self.streams.iter_mut().for_each(|(_, end)| end.send_all());
+        self.streams.values_mut().for_each(|end| end.send_all());
     }
 
     fn has_work(&self) -> bool {
@@ -168,13 +167,13 @@ impl<M: Mapped> Remotes for Remote<M> {
 impl<M: Mapped> Drop for Remote<M> {
     fn drop(&mut self) {
         self.hub.close();
-        for (_, end) in &self.streams {
+        for (_, end) in self.streams.iter() {
             end.port.end();
         }
-        for (_, end) in &self.listeners {
+        for (_, end) in self.listeners.iter() {
             end.port.end();
         }
-        for (_, end) in &self.datagrams {
+        for (_, end) in self.datagrams.iter() {
             end.port.end();
         }
     }

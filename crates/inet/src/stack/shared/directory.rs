@@ -6,9 +6,9 @@
 
 use crate::ports::Ports;
 use crate::stack::error::SocketError;
+use crate::stack::shrink_map::ShrinkMap;
 use crate::wire::Flow;
-use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
+use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -35,10 +35,10 @@ pub(crate) enum Protocol {
 pub(crate) struct Directory {
     /// Keyed by secrets of this process: a peer chooses addresses and ports.
     hasher: RandomState,
-    shards: Box<[Mutex<HashMap<Flow, StackId, RandomState>>]>,
+    shards: Box<[Mutex<ShrinkMap<Flow, StackId>>]>,
     /// The stacks that have a socket on a port. It changes with sockets, and is read for frames of
     /// no connection.
-    ports: RwLock<HashMap<(Protocol, u16), Vec<Bound>>>,
+    ports: RwLock<ShrinkMap<(Protocol, u16), Vec<Bound>>>,
 }
 
 /// A socket that is bound to a port.
@@ -80,11 +80,11 @@ impl Addresses {
 impl Directory {
     pub(crate) fn new() -> Self {
         let hasher = RandomState::new();
-        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(hasher.clone()))).collect();
-        Self { hasher, shards, ports: RwLock::default() }
+        let shards = (0..SHARDS).map(|_| Mutex::new(ShrinkMap::with_hasher(hasher.clone()))).collect();
+        Self { hasher, shards, ports: RwLock::new(ShrinkMap::new()) }
     }
 
-    fn shard(&self, flow: &Flow) -> MutexGuard<'_, HashMap<Flow, StackId, RandomState>> {
+    fn shard(&self, flow: &Flow) -> MutexGuard<'_, ShrinkMap<Flow, StackId>> {
         // The table uses the upper and the lowest bits.
         let shard = (self.hasher.hash_one(flow) >> 32) as usize % SHARDS;
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
@@ -92,13 +92,7 @@ impl Directory {
 
     /// Assigns a flow to a stack. Returns false if the flow is in use.
     pub(crate) fn claim(&self, flow: Flow, stack: StackId) -> bool {
-        match self.shard(&flow).entry(flow) {
-            Entry::Occupied(_) => false,
-            Entry::Vacant(vacant) => {
-                vacant.insert(stack);
-                true
-            }
-        }
+        self.shard(&flow).insert_new(flow, stack)
     }
 
     /// Assigns a flow to `remote` to a stack, with a port that no listener has. `None` if all ports
@@ -152,7 +146,7 @@ impl Directory {
     /// A connection of another process will be restored. Its flow is reserved until it arrives,
     /// unless a stack has it already.
     pub(crate) fn expect(&self, flow: Flow) {
-        self.shard(&flow).entry(flow).or_insert(NO_STACK);
+        self.shard(&flow).insert_new(flow, NO_STACK);
     }
 
     /// A connection that left its stack, or was expected, will not arrive.
@@ -197,7 +191,7 @@ impl Directory {
     /// would get the same packets. Sockets of different stacks can share a port.
     pub(crate) fn bind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) -> bool {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        let bound = ports.entry((protocol, port)).or_default();
+        let bound = ports.get_or_default((protocol, port));
         let clash = |other: &Bound| {
             other.stack == stack && (other.to == to || protocol == Protocol::Udp && other.to == Addresses::All)
         };
@@ -211,10 +205,10 @@ impl Directory {
     /// Removes a socket.
     pub(crate) fn unbind(&self, protocol: Protocol, port: u16, (to, stack): (Addresses, StackId)) {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut bound) = ports.entry((protocol, port)) {
-            bound.get_mut().retain(|other| *other != Bound { to, stack });
-            if bound.get().is_empty() {
-                bound.remove();
+        if let Some(bound) = ports.get_mut(&(protocol, port)) {
+            bound.retain(|other| *other != Bound { to, stack });
+            if bound.is_empty() {
+                ports.remove(&(protocol, port));
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::interface::Interface;
 use crate::neighbor::Neighbors;
 use crate::ports::Ports;
 use crate::route::{RouteError, Routes};
-use crate::stack::payload::{DstCount, Payload};
+use crate::stack::payload::Payload;
 use crate::stack::shared::directory::{Directory, StackId};
 use crate::stack::shared::mailbox::{HandedOver, Mailbox};
 use crate::stack::shared::saved::SavedStream;
@@ -37,7 +37,7 @@ pub struct Host<P: Payload>(Arc<Shared<P>>);
 
 struct Shared<P: Payload> {
     interface: Arc<Interface>,
-    routes: Routes<DstCount<P>>,
+    routes: Routes<P::Count>,
     neighbors: Mutex<Neighbors<Packet<P::Mem>>>,
     /// The next deadline of the neighbours, in microseconds.
     neighbors_due: AtomicU64,
@@ -157,7 +157,7 @@ impl<P: Payload> Host<P> {
         &self.0.interface
     }
 
-    pub(crate) fn routes(&self) -> &Routes<DstCount<P>> {
+    pub(crate) fn routes(&self) -> &Routes<P::Count> {
         &self.0.routes
     }
 

@@ -15,6 +15,7 @@
 //! ([`idle_end`](Connections::idle_end), [`wakers_mut`](Connections::wakers_mut)) do not.
 
 use crate::stack::payload::Payload;
+use crate::stack::shrink_map::ShrinkMap;
 use crate::stack::table::Table;
 use crate::stack::transport::entry::ConnectionEntry;
 use crate::stack::transport::handles::{ConnectionId, OfConnections};
@@ -22,7 +23,6 @@ use crate::stack::transport::idle::{IdleEntry, Seen, SharedConfigs};
 use crate::wire::{Flow, KnownHeaders};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::collections::hash_map::{HashMap, RandomState};
 use std::mem;
 use std::task::Waker;
 
@@ -32,7 +32,7 @@ pub(crate) struct Connections<P: Payload> {
     /// Connections that were woken since the last poll.
     woken: Vec<ConnectionId>,
     configs: SharedConfigs,
-    flows: HashMap<Flow, ConnectionId, RandomState>,
+    flows: ShrinkMap<Flow, ConnectionId>,
     /// The connection of the last segment, while it has its flow. Most segments are of the same
     /// connection as the one before, and need no keyed hash.
     last: Cell<Option<ConnectionId>>,
@@ -67,7 +67,7 @@ impl<P: Payload> Connections<P> {
             table: Table::new(),
             woken: Vec::new(),
             configs: SharedConfigs::new(),
-            flows: HashMap::default(),
+            flows: ShrinkMap::new(),
             last: Cell::new(None),
             known: None,
             out_of_order: BTreeSet::new(),
@@ -209,10 +209,19 @@ impl<P: Payload> Connections<P> {
         self.flows.remove(&flow).is_some()
     }
 
+    /// Places of connections for which there is memory. No connection has a place behind them.
+    pub(crate) fn room(&self) -> usize {
+        self.table.room()
+    }
+
     /// Removes a connection. Returns whether it had its flow, too.
     pub(crate) fn remove(&mut self, id: ConnectionId) -> Option<(Box<ConnectionEntry<P>>, bool)> {
         let linked = self.unlink(id);
+        let room = self.table.room();
         let mut place = self.table.remove(id)?;
+        if self.table.room() < room {
+            self.woken.shrink_to(self.table.room());
+        }
         if place.working.is_none() {
             place.wake();
         }

@@ -17,6 +17,7 @@ use crate::stack::path::{NextHop, Path};
 use crate::stack::payload::Payload;
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{Addresses, Protocol};
+use crate::stack::shrink_map::ShrinkMap;
 use crate::stack::table::Table;
 use crate::stack::transport::handles::{OfUdpSockets, UdpId};
 use crate::tcp::{Budget, Held};
@@ -24,7 +25,7 @@ use crate::time::Time;
 use crate::wire::{Flow, IcmpKind, Outer};
 use netmem_packet::{Gso, GsoKind, Packet, TxQueue};
 use netmem_pool::{Frag, Mapped, Page};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::task::Waker;
 use std::time::Duration;
@@ -45,7 +46,7 @@ const REMEMBERED: usize = 64;
 /// The sockets of a stack.
 pub(crate) struct Datagrams<M: Mapped> {
     sockets: Table<OfUdpSockets, UdpEntry<M>>,
-    bound: HashMap<(Addresses, u16), UdpId>,
+    bound: ShrinkMap<(Addresses, u16), UdpId>,
     outbox: VecDeque<OutgoingDatagram<M>>,
     /// Pages of the stack's pool in the outbox.
     held: usize,
@@ -176,7 +177,7 @@ impl<M: Mapped> Datagrams<M> {
     pub(crate) fn new() -> Self {
         Self {
             sockets: Table::new(),
-            bound: HashMap::new(),
+            bound: ShrinkMap::new(),
             outbox: VecDeque::new(),
             held: 0,
             ready: VecDeque::new(),

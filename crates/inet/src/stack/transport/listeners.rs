@@ -7,10 +7,11 @@ use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{Addresses, Protocol};
+use crate::stack::shrink_map::ShrinkMap;
 use crate::stack::table::Table;
 use crate::stack::transport::handles::{ConnectionId, ListenerId, OfListeners};
 use crate::tcp::{Config, Listener};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::task::Waker;
 
@@ -29,12 +30,12 @@ pub(crate) struct ListenerEntry {
 /// The table of listeners, and the addresses by which segments find them.
 pub(crate) struct Listeners {
     table: Table<OfListeners, ListenerEntry>,
-    bound: HashMap<(Addresses, u16), ListenerId>,
+    bound: ShrinkMap<(Addresses, u16), ListenerId>,
 }
 
 impl Listeners {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(), bound: HashMap::new() }
+        Self { table: Table::new(), bound: ShrinkMap::new() }
     }
 
     pub(crate) fn get_mut(&mut self, id: ListenerId) -> Option<&mut ListenerEntry> {

@@ -138,6 +138,17 @@ impl Schedule {
         self.wheel.clear(id.place());
     }
 
+    /// Releases memory: connections have places below `room` from now on.
+    #[cold]
+    pub(crate) fn shrink(&mut self, room: usize) {
+        self.wheel.shrink(room);
+        self.fired.shrink_to(room);
+        self.hops.shrink_to(room);
+        for list in [&mut self.due, &mut self.ring, &mut self.buffer_limited, &mut self.time_wait] {
+            list.shrink_to(room);
+        }
+    }
+
     /// Fires the timers that are due: their connections are enqueued.
     pub(crate) fn handle_timeout<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
         let mut fired = mem::take(&mut self.fired);

@@ -161,8 +161,12 @@ impl<P: Payload> Tcp<P> {
 
     /// Removes a connection from the tables of this stack. Returns also whether it had its flow.
     fn detach(&mut self, resources: &mut Resources<P>, id: ConnectionId) -> Option<(Box<ConnectionEntry<P>>, bool)> {
+        let room = self.connections.room();
         let (mut entry, linked) = self.connections.remove(id)?;
         self.schedule.remove(id);
+        if self.connections.room() < room {
+            self.schedule.shrink(self.connections.room());
+        }
         entry.written.clear(&mut resources.pages);
         resources.wakers.extend(entry.wakers());
         Some((entry, linked))

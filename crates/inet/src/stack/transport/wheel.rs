@@ -81,6 +81,13 @@ impl Wheel {
         }
     }
 
+    /// Releases the memory of timers from number `end` on, which are not set.
+    pub(crate) fn shrink(&mut self, end: usize) {
+        debug_assert!(self.timers.iter().skip(end).all(|timer| timer.place == IDLE), "they are not set");
+        self.timers.truncate(end);
+        self.timers.shrink_to(end);
+    }
+
     /// The time of the first timer, or an earlier one at which a timer moves down.
     pub(crate) fn next(&self) -> Option<Time> {
         self.first_slot().map(|(_, _, at)| Time::from_micros(at))

@@ -59,12 +59,12 @@ impl Names {
     }
 }
 
-/// Writes the head of a chain into the available ring.
+/// Writes the head of a chain into the available ring, unless `known`, the head at this position,
+/// is the same.
 #[inline(always)]
-fn make_available(ring: &SplitRing, heads: &mut [u16], position: u16, head: u16) {
-    let at = usize::from(position) & (heads.len() - 1);
-    if heads[at] != head {
-        heads[at] = head;
+fn make_available(ring: &SplitRing, known: &mut u16, position: u16, head: u16) {
+    if *known != head {
+        *known = head;
         ring.set_avail_entry(position, head);
     }
 }
@@ -200,7 +200,8 @@ impl DriverFormat for Split {
                 Some(tables) => tables.set_addrs(slot, shape.addrs(slot), changed),
                 None => (head..).zip(shape.addrs(slot)).for_each(|(id, &addr)| ring.set_desc_addr(id, addr)),
             }
-            make_available(&ring, heads, at, head);
+            let place = usize::from(at) & (heads.len() - 1);
+            make_available(&ring, &mut heads[place], at, head);
             at = at.wrapping_add(1);
         }
         self.next_avail = at;
@@ -248,7 +249,8 @@ impl DriverFormat for Split {
             }
             self.ring.set_desc(id, Desc { addr: at.addr, len: at.len, flags: flags(at), next: 0 });
         }
-        make_available(&self.ring, &mut self.heads, self.next_avail, head);
+        let place = usize::from(self.next_avail) & (self.heads.len() - 1);
+        make_available(&self.ring, &mut self.heads[place], self.next_avail, head);
         self.next_avail = self.next_avail.wrapping_add(1);
         self.fresh += 1;
     }
@@ -267,12 +269,8 @@ impl DriverFormat for Split {
             desc.set_readable(addr, len);
         }
         let at = usize::from(self.next_avail) & (self.heads.len() - 1);
-        for (head, i) in self.heads[at..at + n].iter_mut().zip(0..) {
-            let slot = first + i;
-            if *head != slot {
-                *head = slot;
-                self.ring.set_avail_entry(self.next_avail.wrapping_add(i), slot);
-            }
+        for (known, i) in self.heads[at..at + n].iter_mut().zip(0..) {
+            make_available(&self.ring, known, self.next_avail.wrapping_add(i), first + i);
         }
         self.next_avail = self.next_avail.wrapping_add(n as u16);
         self.fresh += n as u32;

@@ -8,11 +8,13 @@ use super::channel::{Channel, ChannelError, Key, Role, wait};
 use super::member::{Member, with_ends};
 use super::message::{Answer, Ask, Ended, Host, Measured, Prepare, Start};
 use super::plan::{Drive, Own};
-use super::report::{Clock, HostReport, Report, Run};
+use super::report::{Clock, HostReport, Report, Run, boot};
+use crate::args::SearchArg;
 use crate::perf::streams::cookie::Cookie;
 use crate::perf::streams::pace::intervals;
 use crate::perf::streams::plan::Proto;
 use crate::perf::streams::report::Interval;
+use crate::perf::streams::search;
 use crate::perf::streams::watch::Route;
 use crate::perf::streams::{CHECK_EVERY, PATIENCE};
 use anyhow::Context;
@@ -48,25 +50,26 @@ pub(super) fn run(plan: &Drive, own: &Own, stop: &AtomicBool) -> anyhow::Result<
     let meter = Meter::new();
     let connections = connect_all(plan, stop)?;
     let (here, there) = UnixStream::pair().context("a pair of sockets")?;
-    let (hosts, rows, error) = std::thread::scope(|scope| {
+    let (hosts, rows, highest, error) = std::thread::scope(|scope| {
         let member = move || {
             let mut channel = Channel::open(there.into(), Role::Agent, None, stop)?;
             let first = channel.recv(None)?;
             with_ends(own, |ends| Member::new(own, ends, channel).serve(first, |_, _| {}))
         };
         let member = spawn(scope, "netmem-member", member).context("cannot start a thread")?;
-        let mut driver = Driver { plan, hosts: Vec::new(), epoch: Instant::now(), stop, rows: Vec::new() };
+        let mut driver =
+            Driver { plan, hosts: Vec::new(), epoch: Instant::now(), stop, rows: Vec::new(), highest: None };
         driver.open(here, connections, own.key.as_ref());
         let measured = driver.measure();
-        let Driver { mut hosts, rows, .. } = driver;
+        let Driver { mut hosts, rows, highest, .. } = driver;
         // The members see the end of their connections.
         hosts.iter_mut().for_each(|host| host.channel = None);
         let ended = propagate(member.join());
         match (measured, ended) {
             // This host's own end has failed, and with it the measurement.
             (Err(error), Err(cause)) if !error.is::<Interrupted>() && !cause.is::<ChannelError>() => Err(cause),
-            (Err(error), _) => Ok((hosts, rows, Some(error))),
-            (Ok(()), ended) => ended.map(|()| (hosts, rows, None)),
+            (Err(error), _) => Ok((hosts, rows, highest, Some(error))),
+            (Ok(()), ended) => ended.map(|()| (hosts, rows, highest, None)),
         }
     })?;
     let interrupted = error.as_ref().is_some_and(|error| error.is::<Interrupted>());
@@ -75,7 +78,7 @@ pub(super) fn run(plan: &Drive, own: &Own, stop: &AtomicBool) -> anyhow::Result<
     if rows.iter().all(|(_, runs)| runs.is_empty()) {
         return Err(error.unwrap_or_else(|| anyhow::anyhow!(failed.unwrap_or_else(|| "no run was made".into()))));
     }
-    let report = Report::new(plan, hosts.into_iter().map(Peer::report).collect(), rows, done);
+    let report = Report::new(plan, hosts.into_iter().map(Peer::report).collect(), rows, highest, done);
     if plan.json {
         output::json(&report)?
     } else {
@@ -201,6 +204,8 @@ struct Driver<'d, 's> {
     stop: &'s AtomicBool,
     /// For each rate, its runs.
     rows: Vec<(Option<u64>, Vec<Run>)>,
+    /// The result of a search: the highest rate that reached the goal, or 0.
+    highest: Option<u64>,
 }
 
 impl<'s> Driver<'_, 's> {
@@ -216,9 +221,39 @@ impl<'s> Driver<'_, 's> {
     }
 
     fn measure(&mut self) -> anyhow::Result<()> {
-        self.rows = self.plan.rates.iter().map(|rate| (*rate, Vec::new())).collect();
+        let plan = self.plan;
+        match plan.search {
+            None => self.rates(&plan.rates),
+            Some(goal) => {
+                self.highest = Some(self.search(goal)?.unwrap_or_default());
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds the highest rate that reaches a goal. It ends when a host is lost: without that host
+    /// there are fewer flows, of which the rates that were tried before say nothing.
+    fn search(&mut self, goal: SearchArg) -> anyhow::Result<Option<u64>> {
+        let plan = self.plan;
+        let everyone: Vec<usize> = (0..self.hosts.len()).collect();
+        let flows = plan.pattern.pairs(&everyone).len() as u16 * plan.flows;
+        search::search(goal, &plan.work, flows, |rate| {
+            self.rates(&[rate])?;
+            if let Some(lost) = self.hosts.iter().find_map(Peer::failure) {
+                anyhow::bail!("{lost}; the search ends, because the rates before were of more flows");
+            }
+            let boots: Vec<&str> = self.hosts.iter().map(|peer| boot(peer.host.as_ref())).collect();
+            let runs = self.rows.last().map_or(&[][..], |(_, runs)| runs);
+            Ok(runs.iter().map(|run| run.sample(plan, &boots)).collect())
+        })
+    }
+
+    /// Measures each rate, in turns.
+    fn rates(&mut self, rates: &[Option<u64>]) -> anyhow::Result<()> {
+        let first = self.rows.len();
+        self.rows.extend(rates.iter().map(|rate| (*rate, Vec::new())));
         for _ in 0..self.plan.runs {
-            for row in 0..self.rows.len() {
+            for row in first..self.rows.len() {
                 let run = loop {
                     if let Some(run) = self.run(self.rows[row].0)? {
                         break run;

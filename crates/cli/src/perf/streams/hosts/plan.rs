@@ -2,7 +2,7 @@
 
 use super::super::plan::{self, MAX_FLOWS, Proto, Work};
 use super::channel::Key;
-use crate::args::{AGENT_PORT, DeviceArg, PerfArgs, PortArg, ProtoArg, XskArg};
+use crate::args::{AGENT_PORT, DeviceArg, PerfArgs, PortArg, ProtoArg, SearchArg, XskArg};
 use crate::placement::Placement;
 use crate::xdp::XdpArgs;
 use netmem::host::kernel_has;
@@ -62,6 +62,8 @@ pub(super) struct Drive {
     /// From a host to another one.
     pub(super) flows: u16,
     pub(super) rates: Vec<Option<u64>>,
+    /// The goal of a search for the highest rate; `rates` is not used then.
+    pub(super) search: Option<SearchArg>,
     pub(super) duration: Duration,
     pub(super) runs: u32,
     pub(super) interval: Option<Duration>,
@@ -122,8 +124,14 @@ fn check(args: &PerfArgs, what: &str) -> Result<(), BadArgument> {
             "{what}: flows between hosts have no --mode, --alloc, --xdp, --consumer, --queues, --device and --fd"
         ));
     }
-    if args.check || args.against.is_some() || args.search.is_some() {
-        return BadArgument::new(format!("{what}: leave out --check, --against and --search"));
+    if args.against.is_some() {
+        return BadArgument::new(format!(
+            "{what}: --against runs another build on this host, and the agents stay what they are; start agents of each build, and \
+             compare the reports"
+        ));
+    }
+    if args.check {
+        return BadArgument::new(format!("{what}: leave out --check"));
     }
     if args.link.is_some() || args.pcap.is_some() || args.metrics.is_some() {
         return BadArgument::new(format!("{what}: leave out --link, --pcap and --metrics"));
@@ -136,11 +144,12 @@ pub(super) fn agent(args: &PerfArgs, at: SocketAddr, own: &Own) -> Result<(), Ba
     check(args, "--agent")?;
     let hosts = &args.hosts;
     let driver = hosts.bidir || hosts.all || args.reverse || args.rr.is_some() || !args.rate.is_empty() || args.json;
+    let driver = driver || args.search.is_some();
     let times = args.duration.is_some() || args.runs.is_some() || args.interval.is_some();
     if driver || times || args.flows.is_some() || !args.size.is_empty() || args.proto != ProtoArg::Frames {
         return BadArgument::new(
-            "--agent waits for a driver, which decides what is measured: --proto, --flows, --size, --rr, --rate, --duration, --runs, \
-             --interval, --reverse, --bidir, --all and --json are for --to",
+            "--agent waits for a driver, which decides what is measured: --proto, --flows, --size, --rr, --rate, --search, --duration, \
+             --runs, --interval, --reverse, --bidir, --all and --json are for --to",
         );
     }
     if own.key.is_none() && !at.ip().is_loopback() {
@@ -195,14 +204,17 @@ impl Drive {
         if duration > MAX_DURATION {
             return BadArgument::new(format!("--duration: a run takes {} h at most", MAX_DURATION.as_secs() / 3600));
         }
+        let work = plan::work(args, proto)?;
+        plan::check_search(args, work)?;
         Ok(Self {
             agents,
             pattern,
-            work: plan::work(args, proto)?,
+            work,
             flows,
             rates: plan::rates(args, all as u16)?,
+            search: args.search,
             duration,
-            runs: args.runs.unwrap_or(3),
+            runs: args.runs.unwrap_or(if args.search.is_some() { 1 } else { 3 }),
             interval: args.interval,
             json: args.json,
         })

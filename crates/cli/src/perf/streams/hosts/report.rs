@@ -4,7 +4,7 @@ use super::message::{CpuShare, Ended, Host, Measured};
 use super::plan::{Drive, Pattern};
 use crate::perf::streams::pace::Latencies;
 use crate::perf::streams::plan::Proto;
-use crate::perf::streams::report::{Measured as Rows, Row, Sample, what, write_shares};
+use crate::perf::streams::report::{Measured as Rows, Row, Sample, what, write_highest, write_shares};
 use netmem_measure::load::Share;
 use netmem_measure::machine::Machine;
 use netmem_measure::report::{Done, SCHEMA};
@@ -56,6 +56,8 @@ struct Params {
     size: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     answer: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search: Option<String>,
     duration_s: f64,
     runs: u32,
 }
@@ -106,6 +108,14 @@ pub(super) struct Report {
     done: Done,
     hosts: Vec<HostReport>,
     variants: Vec<Variant>,
+    /// The result of a search: the highest rate that reached the goal, or 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    highest: Option<u64>,
+}
+
+/// The machine of a host, if it is known.
+pub(super) fn boot(host: Option<&Host>) -> &str {
+    host.map_or("", |host| &host.boot)
 }
 
 /// Bytes of streams that were sent, and not received, though no flow has failed.
@@ -139,8 +149,8 @@ impl Pattern {
 
 impl Run {
     /// As a run of flows in one process: all flows in the order of the routes. A flow whose counter
-    /// was lost with its host has 0.
-    fn sample(&self, plan: &Drive, hosts: &[HostReport]) -> Sample {
+    /// was lost with its host has 0. `boots` are the machines of the hosts.
+    pub(super) fn sample(&self, plan: &Drive, boots: &[&str]) -> Sample {
         let flows = usize::from(plan.flows);
         let mut next: BTreeMap<usize, usize> = BTreeMap::new();
         let mut amounts = Vec::new();
@@ -163,7 +173,7 @@ impl Run {
         // A CPU of a machine that hosts share counts once.
         let mut busy: BTreeMap<(&str, usize, u32), f64> = BTreeMap::new();
         for (host, measured) in &self.measured {
-            let boot = hosts[*host].host.as_ref().map_or("", |host| &host.boot);
+            let boot = boots[*host];
             let of = if boot.is_empty() { *host } else { 0 };
             busy.extend(measured.busy.iter().map(|&(cpu, part)| ((boot, of, cpu), part)));
         }
@@ -208,7 +218,8 @@ impl Variant {
         let routes = whole.iter().find(|run| Some(same_as(run)) == most).map_or(&runs[0].routes, |run| &run.routes);
         let same: Vec<&Run> = whole.iter().copied().filter(|run| run.routes == *routes).collect();
         let left_out = runs.len() - same.len();
-        let samples = same.iter().map(|run| run.sample(plan, hosts)).collect();
+        let boots: Vec<&str> = hosts.iter().map(|report| boot(report.host.as_ref())).collect();
+        let samples = same.iter().map(|run| run.sample(plan, &boots)).collect();
         let row = Row::new(&plan.work, ["hosts", plan.pattern.short()], &Rows { rate, samples });
         let mut parts: BTreeMap<usize, Part> = BTreeMap::new();
         for run in &same {
@@ -241,7 +252,13 @@ impl Variant {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Drive, hosts: Vec<HostReport>, rows: Vec<(Option<u64>, Vec<Run>)>, done: Done) -> Self {
+    pub(super) fn new(
+        plan: &Drive,
+        hosts: Vec<HostReport>,
+        rows: Vec<(Option<u64>, Vec<Run>)>,
+        highest: Option<u64>,
+        done: Done,
+    ) -> Self {
         let rows = rows.iter().filter(|(_, runs)| !runs.is_empty());
         let variants = rows.map(|(rate, runs)| Variant::new(plan, &hosts, *rate, runs)).collect();
         Self {
@@ -255,12 +272,14 @@ impl Report {
                 flows: plan.flows,
                 size: plan.work.size,
                 answer: plan.work.answer,
+                search: plan.search.map(|goal| goal.to_string()),
                 duration_s: plan.duration.as_secs_f64(),
                 runs: plan.runs,
             },
             done,
             hosts,
             variants,
+            highest,
         }
     }
 
@@ -329,6 +348,7 @@ impl fmt::Display for Report {
                 table(&first.row.head(), self.variants.iter().map(|variant| variant.row.cells()), |_| true)
             )?;
         }
+        write_highest(self.highest, p.search.as_deref(), f)?;
         for variant in &self.variants {
             let [sent, received] = variant.bytes();
             let bytes = if sent + received > 0 {

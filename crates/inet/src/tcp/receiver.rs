@@ -504,6 +504,8 @@ fn absorb<T: Chunk>(chunk: &mut Held<T>, next: &T) -> bool {
     true
 }
 
+#[cfg(feature = "compare")]
+mod compare;
 mod idle;
 #[cfg(test)]
 mod tests;

@@ -50,7 +50,7 @@ def takes(namespace, interface, address):
 # ADDRESS: holds a connection until its input ends.
 HOLD = """
 import socket, sys
-with socket.create_connection((sys.argv[1], 80)):
+with socket.create_connection((sys.argv[1], 80), 20):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -153,7 +153,7 @@ def main():
             servers = ours, theirs
             for server in servers:
                 ready(server, args)
-            check_congestion(second, third)
+            check_congestion(third, second)
             pairs = []
             for number in range(args.runs):
                 # Forwards and backwards.

@@ -8,14 +8,15 @@ The kernel's connections use CUBIC, as netmem's do: the routes of the namespaces
 sysctl where the machine does not allow it. `ss` lists one of nginx's connections with it, or the command fails.
 A server has CPU 0, and wrk CPU 1. CPU time is the run time of all threads of the server (`/proc/PID/task/*/schedstat`), softirqs at the end of
 its system calls included. So a server on the kernel's sockets does not pay for segments that are received in softirqs of the client, and netmem
-pays for those that the kernel receives while it writes to the tap. Prints us of a connection, and the ratio of netmem to nginx in each pair of
-runs: median (lowest..highest). Needs root, nginx and wrk. NETMEM names the command.
+pays for those that the kernel receives while it writes to the tap. The run time of server and wrk together shows what moves from one to the
+other. Prints us of a connection, and the ratio of netmem to nginx in each pair of runs: median (lowest..highest). Needs root, nginx and wrk. NETMEM names the command.
 """
 
 import argparse
 import os
 import pathlib
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -69,6 +70,12 @@ def check_congestion(home, clients):
         hold.communicate()
 
 
+def children_ns():
+    """Run time of the processes that have ended: of wrk, as servers have not."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) * 1e9
+
+
 class Server:
     """A process on CPU 0, the namespace of its clients, and its CPU time."""
 
@@ -89,12 +96,14 @@ class Server:
         return sum(int(thread.read_text().split()[0]) for thread in threads)
 
     def measure(self, args, seconds):
-        """Microseconds of a connection."""
-        before = self.ns()
+        """Microseconds of a connection: the server's, and those of server and clients."""
+        before, clients = self.ns(), children_ns()
         wrk = ["taskset", "-c", "1", "wrk", "-t1", f"-c{args.clients}", f"-d{seconds}s", "--timeout", "20s", "-H", "Connection: close"]
         done = subprocess.run(inside(self.clients, *wrk, "http://10.86.0.2/100"), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=seconds + 60)
         assert not re.search("Socket errors|Non-2xx", done.stdout), done.stdout
-        return (self.ns() - before) / 1000 / int(re.search(r"(\d+) requests in", done.stdout)[1])
+        server, clients = self.ns() - before, children_ns() - clients
+        requests = int(re.search(r"(\d+) requests in", done.stdout)[1])
+        return server / 1000 / requests, (server + clients) / 1000 / requests
 
     def __enter__(self):
         return self
@@ -161,9 +170,11 @@ def main():
                 values = {server: server.measure(args, args.seconds) for server in order}
                 pairs.append((values[ours], values[theirs]))
     print(f"the kernel's connections use {CONGESTION}")
-    for name, values in [("netmem", [one for one, _ in pairs]), ("nginx", [other for _, other in pairs]),
-                         ("netmem / nginx", [one / other for one, other in pairs])]:
-        print(f"{name:15} {statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})")
+    for which, more in enumerate(["", ", both sides"]):
+        ours, theirs = [[run[which] for run in runs] for runs in zip(*pairs)]
+        ratios = [one / other for one, other in zip(ours, theirs)]
+        for name, values in [("netmem" + more, ours), ("nginx" + more, theirs), ("netmem / nginx" + more, ratios)]:
+            print(f"{name:27} {statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,8 @@ fn config(rng: &mut Rng, v6: bool) -> Config {
         timestamps: pick(rng, &[true, false]),
         ecn: pick(rng, &[Ecn::Off, Ecn::Accept, Ecn::Request]),
         ack_every: pick(rng, &[2, 1, 4]),
+        // Without a draw of its own, so that seeds stay what they were.
+        quick_acks: if largest == 600 { 0 } else { 16 },
         mss: 1500 - headers(v6),
         max_payload: 1500 - headers(v6),
         default_mss: if v6 { 1220 } else { 536 },

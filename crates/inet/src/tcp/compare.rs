@@ -6,12 +6,13 @@
 //!
 //! | call | short way | when |
 //! | --- | --- | --- |
+//! | [`Connection::handle_segment`] | window and payload only | the next bytes, when nothing is out of order or missing |
 //! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent, whatever the output accepts |
 
 use std::fmt::{self, Write};
 
 use super::connection::Connection;
-use super::{Carrier, Full, Output};
+use super::{Carrier, Full, Header, Output, SegmentMeta};
 use crate::time::Time;
 
 impl<C> Connection<C>
@@ -19,11 +20,15 @@ where
     C: Carrier<Received: fmt::Debug, Sent: fmt::Debug, Ticket: Clone + fmt::Debug> + Clone + fmt::Debug,
 {
     /// A connection with the same values, whose buffers are counted by itself. `None` if payload is
-    /// out of order, when no short way is taken.
+    /// out of order, when no short way is taken; and if fewer than `buffers` are free: whether
+    /// payload can be copied together then depends on who else holds it, as a clone does.
     #[doc(hidden)]
     #[must_use]
-    pub fn cloned(&self) -> Option<Self> {
+    pub fn cloned(&self, buffers: u32) -> Option<Self> {
         let receiver = self.receiver.copy()?;
+        if receiver.budget().free() < buffers {
+            return None;
+        }
         Some(Self {
             sender: self.sender.clone(),
             receiver,
@@ -88,6 +93,26 @@ where
         write!(to, "{state:?} {peer:?} {ends:?} {times:?} {rest:?} {acks:?} {stall:?} ")?;
         write!(to, "{reply:?} {challenge_limit:?} {:?} {sender:?} ", config.max_payload)?;
         receiver.values(to)
+    }
+
+    /// Whether [`handle_segment`](Self::handle_segment) takes its short way.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn expects(&self, header: &Header, meta: SegmentMeta, now: Time) -> bool {
+        self.is_expected(header, meta, now)
+    }
+
+    /// [`handle_segment`](Self::handle_segment) of a segment that is
+    /// [expected](Self::expects), without the short way.
+    #[doc(hidden)]
+    pub fn handle_segment_generally(
+        &mut self,
+        header: &Header,
+        payload: impl IntoIterator<Item = C::Received>,
+        meta: SegmentMeta,
+        now: Time,
+    ) {
+        self.handle_synchronized(header, payload.into_iter(), meta, now);
     }
 
     /// Whether [`poll_transmit`](Self::poll_transmit) takes its short way.

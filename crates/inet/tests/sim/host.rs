@@ -119,6 +119,8 @@ pub(crate) struct Host {
 pub(crate) struct Compared {
     /// Segments whose headers were predicted.
     pub(crate) predicted: usize,
+    /// Segments that brought the next bytes.
+    pub(crate) expected: usize,
     /// Calls in which nothing could be sent.
     pub(crate) quiet: usize,
 }
@@ -497,7 +499,18 @@ impl Host {
                     return;
                 }
                 let chunks = payload.iter().filter(|bytes| !bytes.is_empty());
-                connection.handle_segment(header, chunks.map(|bytes| SharedBytes::new(bytes.to_vec())), meta, now);
+                let chunks: Vec<_> = chunks.map(|bytes| SharedBytes::new(bytes.to_vec())).collect();
+                // One of the two runs of a seed compares.
+                let expected = !self.rests && connection.expects(header, meta, now);
+                let clone = expected.then(|| connection.cloned(chunks.len() as u32)).flatten();
+                if let Some(mut clone) = clone {
+                    clone.handle_segment_generally(header, chunks.iter().cloned(), meta, now);
+                    connection.handle_segment(header, chunks, meta, now);
+                    assert_eq!(connection.values(), clone.values(), "{}: an expected segment", self.name);
+                    self.compared.expected += 1;
+                } else {
+                    connection.handle_segment(header, chunks, meta, now);
+                }
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),
@@ -522,7 +535,7 @@ impl Host {
         let Some(connection) = &mut self.connection else { return };
         // One of the two runs of a seed compares.
         let quiet = !self.rests && connection.sends_nothing();
-        let clone = quiet.then(|| connection.cloned()).flatten();
+        let clone = quiet.then(|| connection.cloned(0)).flatten();
         let mut device = Device {
             flow: &self.flow,
             ring: &self.ring,

@@ -31,7 +31,7 @@ mod hostile;
 mod rate;
 
 use fastrand::Rng;
-use host::{End, Host, Plan, Ring};
+use host::{Compared, End, Host, Plan, Ring};
 use netmem_inet::Time;
 use netmem_inet::tcp::sender::SendOptions;
 use netmem_inet::tcp::{Config, Congestion, Ecn, Error, Flags, KeepAlive, Listener, Seq};
@@ -421,6 +421,8 @@ struct Times {
     idle: usize,
     /// Headers were predicted, and read by the parser, too.
     predicted: usize,
+    /// A segment was expected, and a clone has processed it in the general way.
+    expected: usize,
     /// Nothing could be sent, and a clone has tried to.
     quiet: usize,
 }
@@ -429,6 +431,7 @@ impl std::ops::AddAssign for Times {
     fn add_assign(&mut self, other: Self) {
         self.idle += other.idle;
         self.predicted += other.predicted;
+        self.expected += other.expected;
         self.quiet += other.quiet;
     }
 }
@@ -442,7 +445,8 @@ fn run(seed: u64, trace: bool, rests: bool) -> (u64, Times) {
     world.check();
     let (packets, mut times) = (world.digest.finish(), Times::default());
     for Host { rested, compared, .. } in &world.hosts {
-        times += Times { idle: *rested, predicted: compared.predicted, quiet: compared.quiet };
+        let Compared { predicted, expected, quiet } = *compared;
+        times += Times { idle: *rested, predicted, expected, quiet };
     }
     drop(world);
     assert_eq!(simulated_memory::live(), 0, "payload is held by nothing");
@@ -484,8 +488,8 @@ fn two_connections_over_a_bad_link() {
     println!("{all:?}");
     assert!(failed.is_empty(), "{} of {} seeds failed: {failed:?}", failed.len(), last - first + 1);
     // A seed alone need not have each of them.
-    let Times { idle, predicted, quiet } = all;
-    assert!(last - first < 99 || [idle, predicted, quiet].iter().all(|times| *times > 100), "{all:?}");
+    let Times { idle, predicted, expected, quiet } = all;
+    assert!(last - first < 99 || [idle, predicted, expected, quiet].iter().all(|times| *times > 100), "{all:?}");
 }
 
 /// An idle connection had forgotten that a transmission was delivered. RACK did not cut its log

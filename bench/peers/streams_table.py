@@ -72,7 +72,8 @@ def suite_rows(args):
         report = json.loads(output(BENCH, "streams", "--json", "--long", *options))
     # The kernel's connections, which are not in all rows, use what a row's remark names.
     uses = re.compile(r"connections use (\w+)")
-    kernel = {row["name"]: used[1] for row in report["variants"] if (used := uses.search(row.get("note") or ""))}
+    measured = [row for row in report["variants"] if not row.get("skipped")]
+    kernel = {row["name"]: used[1] for row in measured if (used := uses.search(row.get("note") or ""))}
     for goal in report["goals"]:
         work, compared = goal["goal"].rsplit(": ", 1)
         names, sign, bound = found(r"^(.*) (>=|<=) (\S+)$", compared, "the suite").groups()

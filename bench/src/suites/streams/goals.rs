@@ -25,9 +25,9 @@ const TAP: &str = "One thread drives the device and the stack. What is left is m
 const USER: &str = "Our stack, driver and device run in user mode; those of Debian's memcached are the kernel's.";
 
 /// Why an HTTP connection costs more than a third of the kernel's.
-const HTTP: &str = "Not profiled.";
+const HTTP: &str = "A new row. It is not profiled.";
 /// Why a second thread gains less than it could.
-const THREADS: &str = "Not profiled.";
+const THREADS: &str = "A new row. It is not profiled.";
 
 /// The goals that compare a row with another one, run by run: the threads, the work, the section,
 /// the rows, whether more is better, the bound, why it is open.

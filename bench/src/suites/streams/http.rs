@@ -122,7 +122,8 @@ impl Benchmark for Http {
     }
 
     fn note(&self) -> Option<String> {
-        let kernel = if self.path == Path::Ours { String::new() } else { format!("; the connections use {CONGESTION}") };
+        let kernel =
+            if self.path == Path::Ours { String::new() } else { format!("; the connections use {CONGESTION}") };
         Some(format!("{CLIENTS} connections at once, 100 bytes in an answer{kernel}"))
     }
 }

@@ -146,7 +146,8 @@ fn driver(
     memory: &Memory,
 ) -> anyhow::Result<(VirtioNet<endpoint::Mem>, Vec<QueuePair<endpoint::Mem>>)> {
     let provider = memory.region().map_err(anyhow::Error::msg)?;
-    // SAFETY: the back end is a device of this process, and no other process gets the region's file.
+    // SAFETY: the back end is a device of this process, and no other process gets the file of the
+    // region.
     let options = unsafe { NetOptions::<endpoint::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
     let options = options
         .pairs(pairs)

@@ -1,4 +1,4 @@
-//! What a second thread gains: each thread has both ends of a connection and its part of one device.
+//! What a second thread gains: each thread has both ends of a connection and its part of a device.
 //!
 //! ```text
 //!   thread 0:   stack ── driver ── worker 0 of the device ── driver ── stack

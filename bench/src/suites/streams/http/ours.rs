@@ -32,11 +32,8 @@ pub(super) fn run(run: &Run<'_>) -> anyhow::Result<(Measured, u64)> {
     }
     let (Some(second), Some(first)) = (parts.pop(), parts.pop()) else { anyhow::bail!("two queue pairs") };
     let mtu = run.link.mtu;
-    let measured = measured(
-        run,
-        |watch| End::new(second, 1, mtu)?.serve(watch),
-        |watch| End::new(first, 0, mtu)?.ask(watch),
-    );
+    let measured =
+        measured(run, |watch| End::new(second, 1, mtu)?.serve(watch), |watch| End::new(first, 0, mtu)?.ask(watch));
     let features = net.features();
     drop((net, connection));
     Ok((measured?, features))

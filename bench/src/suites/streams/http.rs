@@ -146,7 +146,7 @@ mod tests {
         let env = Arc::new(Env::new(Duration::from_millis(5), &cpus));
         for path in [Path::Ours, Path::Veth] {
             if let Err(why) = env.can_run(path) {
-                eprintln!("{path:?}: {why}");
+                netmem_testing::skip(&format!("{path:?}: {why}"));
                 continue;
             }
             let (measured, features) = Http::new(&env, path).run(Duration::from_millis(5)).unwrap();

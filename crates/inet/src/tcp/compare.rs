@@ -1,13 +1,13 @@
-//! Clones of connections, on which the simulation runs both ways where a connection has a short one.
+//! Clones of connections, on which the simulation takes both ways where there is a short one.
 //!
-//! Why: a short way leaves out what it has found to be without effect. On clones of a connection, the
-//! short way and the general one are taken for the same call, and their values and their output must
-//! be equal.
+//! Why: a short way leaves out what it has found to be without effect. On clones of a connection,
+//! the short way and the general one are taken for the same call, and their values and their output
+//! must be equal.
 //!
 //! | call | short way | when |
 //! | --- | --- | --- |
-//! | [`Connection::handle_segment`] | window and payload only | the next bytes, when nothing is out of order or missing |
-//! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent, whatever the output accepts |
+//! | [`Connection::handle_segment`] | window and payload | the next bytes, and nothing is missing |
+//! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent to any output |
 
 use std::fmt::{self, Write};
 

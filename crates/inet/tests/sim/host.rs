@@ -312,6 +312,27 @@ impl Output<Memory> for Nothing {
     }
 }
 
+/// Has a connection process a segment. If this `compares`, a clone processes it, too, in the
+/// general way. Returns whether that was possible.
+fn handle_segment(
+    connection: &mut Connection<Memory>,
+    compares: bool,
+    header: &Header,
+    chunks: Vec<SharedBytes>,
+    meta: SegmentMeta,
+    now: Time,
+) -> bool {
+    let clone = compares.then(|| connection.cloned(chunks.len() as u32)).flatten();
+    let Some(mut clone) = clone else {
+        connection.handle_segment(header, chunks, meta, now);
+        return false;
+    };
+    clone.handle_segment_generally(header, chunks.iter().cloned(), meta, now);
+    connection.handle_segment(header, chunks, meta, now);
+    assert_eq!(connection.values(), clone.values(), "an expected segment");
+    true
+}
+
 /// A packet behind the header of a link, which says that it is IPv4.
 fn on_link(packet: &[u8]) -> Vec<u8> {
     [&[2; 12][..], &[8, 0], packet].concat()
@@ -501,16 +522,8 @@ impl Host {
                 let chunks = payload.iter().filter(|bytes| !bytes.is_empty());
                 let chunks: Vec<_> = chunks.map(|bytes| SharedBytes::new(bytes.to_vec())).collect();
                 // One of the two runs of a seed compares.
-                let expected = !self.rests && connection.expects(header, meta, now);
-                let clone = expected.then(|| connection.cloned(chunks.len() as u32)).flatten();
-                if let Some(mut clone) = clone {
-                    clone.handle_segment_generally(header, chunks.iter().cloned(), meta, now);
-                    connection.handle_segment(header, chunks, meta, now);
-                    assert_eq!(connection.values(), clone.values(), "{}: an expected segment", self.name);
-                    self.compared.expected += 1;
-                } else {
-                    connection.handle_segment(header, chunks, meta, now);
-                }
+                let compares = !self.rests && connection.expects(header, meta, now);
+                self.compared.expected += usize::from(handle_segment(connection, compares, header, chunks, meta, now));
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),

@@ -309,6 +309,14 @@ fn streams_have_every_path() {
             assert!(row["median"].is_f64() || !complete && row["skipped"].is_string(), "{row}");
         }
     }
+    for name in ["ours_sleeping", "kernel_veth_sleeping"] {
+        measured_or_not(find("HTTP, a connection for each request: CPU", name, 2), complete);
+    }
+    for threads in 1..=cpus.min(2) {
+        for name in ["ours", "plain"] {
+            measured(find("both ends and a part of the device for each thread", name, threads));
+        }
+    }
     for name in ["ours", "debian"] {
         measured_or_not(find("memcached: CPU of both sides", name, 1), complete);
     }
@@ -332,9 +340,9 @@ fn streams_have_every_path() {
         assert!(veth.is_null() && ours == smoltcp && (!complete || has_rings(&ours)), "{ours} {smoltcp} {veth}");
     }
     assert!(has_rings(&features("replies: throughput", "udp_rcuref", 1)));
-    assert_eq!(report["goals"].as_array().unwrap().len(), 18);
+    assert_eq!(report["goals"].as_array().unwrap().len(), 20);
     // Two of them may have none in so short a run: of the line, and of the ticks in user mode.
-    assert!(!complete || verdicts(&report) >= 16, "{}", report["goals"]);
+    assert!(!complete || verdicts(&report) >= 18, "{}", report["goals"]);
 }
 
 /// Both directions with either count and either kind of tokens, everything accounted for; or why

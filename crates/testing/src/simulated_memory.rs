@@ -3,6 +3,7 @@
 
 use netmem_inet::tcp::{Carrier, Chunk, Ticket};
 use std::cell::{Cell, Ref, RefCell};
+use std::fmt;
 use std::rc::Rc;
 
 thread_local! {
@@ -27,11 +28,18 @@ impl Drop for Bytes {
 }
 
 /// A range of shared bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SharedBytes {
     bytes: Rc<Bytes>,
     from: usize,
     to: usize,
+}
+
+/// Which range of which bytes it is: two values that print the same are equal.
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}[{}..{}]", Rc::as_ptr(&self.bytes), self.from, self.to)
+    }
 }
 
 /// The unused bytes of a buffer.
@@ -99,6 +107,7 @@ impl Chunk for SharedBytes {
 
 /// A transmission that the device still holds, until the flags are set: one for all of it, or one
 /// for each of its segments.
+#[derive(Clone, Debug)]
 pub struct Posted(pub Vec<Rc<Cell<bool>>>);
 
 impl Ticket for Posted {
@@ -111,7 +120,7 @@ impl Ticket for Posted {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Memory;
 
 impl Carrier for Memory {

@@ -71,6 +71,12 @@ pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {
     benchmarks
 }
 
+/// The limit of all counts, on one counter of each thread: for other suites, which compare what
+/// their threads gain with what its threads gain.
+pub(super) fn plain(section: &'static str, threads: usize) -> Box<dyn Benchmark> {
+    Box::new(Pairs::<Plain, 1>::new(section, "get+put", threads))
+}
+
 /// All counts, on `N` counters.
 fn all_counts<const N: usize>(threads: usize, benchmarks: &mut Vec<Box<dyn Benchmark>>) {
     fn benchmark<C: Count + 'static, const N: usize>(threads: usize) -> Box<dyn Benchmark> {

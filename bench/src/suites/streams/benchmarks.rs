@@ -1,6 +1,8 @@
-//! The measurements of two ends: bulk, requests, and the cost of a segment and of a byte.
+//! The measurements of two ends: bulk, requests, the cost of a segment and of a byte, connections
+//! of HTTP.
 
 use super::end::Idle;
+use super::http::Http;
 use super::rig::{Link, Offloads};
 use super::run::{Env, Path, Program, Run, Took};
 use super::turns::Turns;
@@ -239,6 +241,9 @@ pub(super) fn benchmarks(env: &Arc<Env>) -> Vec<Box<dyn Benchmark>> {
     }
     for path in [Path::Ours, Path::Veth, Path::Smoltcp] {
         benchmarks.push(Box::new(CostLine(case(bulk, path, Offloads::None, Idle::Sleeps))));
+    }
+    for path in [Path::Ours, Path::Veth] {
+        benchmarks.push(Box::new(Http::new(env, path)));
     }
     for program in [bulk, requests] {
         for path in [Path::Ours, Path::Smoltcp] {

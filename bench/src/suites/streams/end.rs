@@ -72,6 +72,11 @@ impl Watch {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Counts responses that were received.
+    pub(super) fn add_responses(&self, responses: usize) {
+        self.responses.fetch_add(responses as u64, Ordering::Relaxed);
+    }
+
     pub(super) fn responses(&self) -> u64 {
         self.responses.load(Ordering::Relaxed)
     }

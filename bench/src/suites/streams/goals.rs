@@ -1,7 +1,9 @@
 //! The goals of streams.
 
+use super::http;
+use super::threads;
 use super::turns::{REQUESTS, SECTION};
-use crate::goals::{Which, evaluate, ratio};
+use crate::goals::{Which, evaluate, growth, ratio};
 use crate::report::Row;
 use netmem_measure::goals::{Goal, Target, Value};
 use netmem_measure::stats::Spread;
@@ -22,11 +24,16 @@ const TAP: &str = "One thread drives the device and the stack. What is left is m
 /// Why memcached needs more time in user mode.
 const USER: &str = "Our stack, driver and device run in user mode; those of Debian's memcached are the kernel's.";
 
+/// Why an HTTP connection costs more than a third of the kernel's.
+const HTTP: &str = "A new row. It is not profiled.";
+/// Why a second thread gains less than it could.
+const THREADS: &str = "A new row. It is not profiled.";
+
 /// The goals that compare a row with another one, run by run: the threads, the work, the section,
 /// the rows, whether more is better, the bound, why it is open.
 type Compared = (usize, &'static str, &'static str, [&'static str; 2], bool, f64, &'static str);
 
-const COMPARED: [Compared; 15] = [
+const COMPARED: [Compared; 16] = [
     (1, "time of a segment", SECTION, ["ours", "smoltcp"], false, 0.7, TURNS),
     (1, "time of a request", REQUESTS, ["ours", "smoltcp"], false, 1.0, REQUEST),
     (2, "CPU time of a segment", "cost of a segment", ["ours", "smoltcp"], false, 1.0, TURNS),
@@ -47,6 +54,7 @@ const COMPARED: [Compared; 15] = [
         KERNEL,
     ),
     (2, "a request and its answer", "requests: median", ["ours_polling", "smoltcp_polling"], false, 1.0, REQUEST),
+    (2, "opened, served and closed", http::SECTION, ["ours_sleeping", "kernel_veth_sleeping"], false, 0.333, HTTP),
     (1, "a request", "memcached: CPU of the server", ["ours", "debian"], true, 1.3, TAP),
     (1, "a request", "memcached: CPU of both sides", ["ours", "debian"], true, 1.1, TAP),
     (1, "a request", "memcached: CPU in user mode", ["ours", "debian"], false, 0.5, USER),
@@ -74,6 +82,12 @@ pub(super) fn goals(rows: &[Row], percpu: &str) -> Vec<Goal> {
     let what =
         "bulk with offloads: CPU: a gigabyte to and from the kernel behind a tap: mean / kernel_taps_sleeping <= 0.6";
     targets.push(Target::most(2, what, mean(to, from), "x", 0.6).open(KERNEL));
+    let row = |name| Which::named(name).section(threads::SECTION);
+    // The gain of one row over that of another is the growth of the second one's time over that of
+    // the first one's.
+    let gain = growth(rows, &row("plain"), &row("ours"), 1, 2);
+    let what = format!("{}: gain of two threads over one: ours / plain >= 0.9", threads::SECTION);
+    targets.push(Target::least(2, what, gain, "x", 0.9).open(THREADS));
     for section in ["requests: median", "requests: 99 % are faster"] {
         let value = ratio(section, "ours_polling", "kernel_veth_polling");
         targets.push(Target::most(2, format!("{section}: ours_polling / kernel_veth_polling <= 1"), value, "x", 1.0));
@@ -93,6 +107,18 @@ mod tests {
     use super::*;
     use crate::goals::tests::{measured, row};
     use crate::report::Head;
+
+    #[test]
+    fn a_second_thread_gains_as_much_as_the_limit() {
+        let row = |name: &str, threads, value| {
+            row(Head { name: name.into(), section: threads::SECTION, threads, ..Head::default() }, &[value])
+        };
+        // A thread is as fast as if it were alone, and a thread of the limit has half its speed.
+        let rows = [row("ours", 1, 300.0), row("ours", 2, 300.0), row("plain", 1, 2.0), row("plain", 2, 4.0)];
+        assert_eq!(measured(&goals(&rows, "rseq")), [(2, 2.0, true)]);
+        let rows = [row("ours", 1, 300.0), row("ours", 2, 600.0), row("plain", 1, 2.0), row("plain", 2, 2.0)];
+        assert_eq!(measured(&goals(&rows, "rseq")), [(2, 0.5, false)]);
+    }
 
     #[test]
     fn more_throughput_and_less_time_are_better() {

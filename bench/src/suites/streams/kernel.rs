@@ -2,9 +2,9 @@
 
 use super::end::{End, Idle, LOOK};
 use super::memory::{Buffer, Memory, PIECE};
-use super::net::{Namespace, Outcome};
-use anyhow::Context;
-use rustix::net::sockopt::set_tcp_congestion;
+use super::net::{CONGESTION, Namespace, Outcome};
+use anyhow::{Context, ensure};
+use rustix::net::sockopt::tcp_congestion;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -13,8 +13,6 @@ use std::time::Duration;
 
 /// The longest time for a connection to be made.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The congestion control of the sockets.
-const CONGESTION: &str = "cubic";
 /// If the kernel can poll the device, it polls that many microseconds in a call of a socket.
 const BUSY_POLL: libc::c_int = 50;
 
@@ -51,8 +49,8 @@ pub(super) fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
 impl<'m> Kernel<'m> {
     pub(super) fn new(stream: TcpStream, idle: Idle, memory: &'m Memory) -> anyhow::Result<Self> {
         stream.set_nodelay(true)?;
-        // As our stack does. The system may have another default, also for new namespaces.
-        set_tcp_congestion(&stream, CONGESTION).context("the congestion control of a socket of the kernel")?;
+        let congestion = tcp_congestion(&stream).context("the congestion control of a socket of the kernel")?;
+        ensure!(congestion == CONGESTION, "a socket of the kernel uses {congestion}");
         match idle {
             Idle::Sleeps => {
                 stream.set_nonblocking(false)?;

@@ -10,7 +10,7 @@
 
 use super::account::Group;
 use super::end::LOOK;
-use super::net::{ADDRESSES, Namespace, Outcome, TAP};
+use super::net::{ADDRESSES, CONGESTION, Namespace, Outcome, TAP};
 use super::rig::{Link, Offloads};
 use super::run::Env;
 use crate::error::BenchError;
@@ -230,14 +230,19 @@ impl Memcached {
             }
             Ok(child)
         };
+        // All connections of the kernel use one congestion control, those of the server, too.
+        let check = |namespace: &Namespace| namespace.check_congestion(CONNECTIONS).map_err(message);
         let (child, load) = match self.server {
             Server::Ours => {
                 let tap = self.env.tap(link)?;
                 let mut command = Command::new(our_command().map_err(message)?);
                 command.args(["serve", "memcached", "--port", &format!("tap:{TAP}")]);
                 command.args(["--addr", &format!("{}/24", ADDRESSES[1])]);
-                let child = spawn(&tap.0, command)?;
-                (child, Load::new(&tap.0, to))
+                let child = Kill(Some(spawn(&tap.0, command)?));
+                let mut load = Load::new(&tap.0, to).map_err(message)?;
+                load.fill()?;
+                check(&tap.0)?;
+                (child, load)
             }
             Server::Debian => {
                 let ends = self.env.veth(link)?;
@@ -246,13 +251,13 @@ impl Memcached {
                 // is named.
                 command.args(["-u", "nobody", "-t", "1", "-m", "64", "-U", "0", "-p", &PORT.to_string()]);
                 command.args(["-l", &ADDRESSES[1].to_string()]);
-                let child = spawn(&ends[1], command)?;
-                (child, Load::new(&ends[0], to))
+                let child = Kill(Some(spawn(&ends[1], command)?));
+                let mut load = Load::new(&ends[0], to).map_err(message)?;
+                load.fill()?;
+                ends.iter().try_for_each(check)?;
+                (child, load)
             }
         };
-        let child = Kill(Some(child));
-        let mut load = load.map_err(message)?;
-        load.fill()?;
         Ok(Running { child: child.keep()?, group, load })
     }
 }
@@ -342,7 +347,8 @@ impl Benchmark for Memcached {
 
     fn note(&self) -> Option<String> {
         Some(format!(
-            "{CONNECTIONS} connections, {KEYS} values of {VALUE} bytes: beyond the caches of a CPU, within the last level"
+            "{CONNECTIONS} connections, {KEYS} values of {VALUE} bytes: beyond the caches of a CPU, within the last level; the \
+             kernel's connections use {CONGESTION}, as ss lists them"
         ))
     }
 }

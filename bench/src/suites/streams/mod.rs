@@ -7,6 +7,7 @@
 //!   ours_to_kernel    stack ── driver ── device ── tap ── socket   and kernel_to_ours
 //!   kernel_taps       socket ── tap ── a thread ── tap ── socket
 //!   memcached         our server behind a tap, Debian's over a veth, and the same load
+//!   http              a connection for each request: ours, and kernel_veth
 //! ```
 //!
 //! Applications write what they send and read what they receive: see [`memory`]. Each end has a
@@ -14,8 +15,8 @@
 //! `polling`: no thread sleeps. The thread of an end polls the device, so that two CPUs are enough.
 //! Without offloads the stacks compute all checksums, segments are at most 1500 bytes, and the
 //! kernel does not merge received segments. With checksum offload the device computes checksums and
-//! cuts nothing. The kernel's sockets use CUBIC, as our stack does. [`turns`] has all on one
-//! thread.
+//! cuts nothing. All connections of the kernel use CUBIC, as our stack does: see [`net`]. [`turns`]
+//! has all on one thread, and [`threads`] the same on several.
 //!
 //! [`replies`] is about our stack alone: servers on many threads count one destination entry.
 //!
@@ -26,6 +27,7 @@ mod benchmarks;
 mod clients;
 mod end;
 mod goals;
+mod http;
 mod kernel;
 mod memcached;
 mod memory;
@@ -36,22 +38,36 @@ mod replies;
 mod rig;
 mod run;
 mod smol;
+mod threads;
 mod turns;
 
+use super::refs;
 use crate::plan::Plan;
 use crate::report::{Base, Row, compare};
 use crate::rounds::Benchmark;
 use netmem_measure::goals::Goal;
 use run::Env;
 use std::sync::Arc;
+use threads::Threads;
 
 /// Everything that the suite measures.
 pub(super) fn benchmarks(plan: &Plan) -> Vec<Box<dyn Benchmark>> {
     let env = Arc::new(Env::new(plan.duration, &plan.cpus));
     let mut benchmarks = benchmarks::benchmarks(&env);
     benchmarks.extend(memcached::benchmarks(&env));
+    benchmarks.extend(gain(&plan.threads));
     benchmarks.extend(replies::benchmarks(&plan.threads, plan.cpus.len()));
     benchmarks
+}
+
+/// What a second thread gains, and the most that it can gain here: no thread of `plain` shares
+/// anything with another one.
+fn gain(threads: &[usize]) -> Vec<Box<dyn Benchmark>> {
+    let two = threads.iter().filter(|threads| **threads <= 2);
+    let rows = |&threads: &usize| -> [Box<dyn Benchmark>; 2] {
+        [Box::new(Threads::new(threads)), refs::plain(threads::SECTION, threads)]
+    };
+    two.flat_map(rows).collect()
 }
 
 /// Compares the rows with each other, and with the goals.

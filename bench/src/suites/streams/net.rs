@@ -1,8 +1,13 @@
-//! Networks of the kernel: namespaces that end with the suite, pairs of virtual interfaces, and
-//! their offloads.
+//! Networks of the kernel: namespaces that end with the suite, pairs of virtual interfaces, their
+//! offloads, and the congestion control of sockets in them.
 //!
 //! A namespace has no name. It exists as long as its descriptor and the sockets in it, so it also
 //! ends when the suite is killed.
+//!
+//! The congestion control is an attribute of the route, and not a sysctl of the namespace: a kernel
+//! whose `net.ipv4.tcp_allowed_congestion_control` does not list an algorithm refuses it as the
+//! default of a namespace (EPERM), also for root. That list is one for the whole machine. A route
+//! may name any algorithm that is available, and applies to all programs.
 
 use super::rig::{Link, Offloads};
 use netmem::device::port::Tap;
@@ -54,13 +59,42 @@ impl Namespace {
         })
     }
 
-    /// Sets an interface's MTU, its address and its offloads, and sets it up.
+    /// Sets an interface's MTU, its address and its offloads, and sets it up. The kernel's
+    /// connections over it use [`CONGESTION`].
     fn set_up(&self, interface: &str, address: Ipv4Addr, link: Link) -> Outcome<()> {
         self.ip(&format!("address add {address}/24 dev {interface}"))?;
         self.ip(&format!("link set {interface} mtu {} up", link.mtu))?;
+        let route = format!("{NETWORK} dev {interface} proto kernel scope link src {address}");
+        self.ip(&format!("route replace {route} congctl {CONGESTION}"))?;
         self.run(|| offload(interface, link.offloads))
     }
+
+    /// Checks by `ss` that there are `connections` established connections of the kernel in this
+    /// namespace, and that all of them use [`CONGESTION`]: also those of other programs.
+    pub(super) fn check_congestion(&self, connections: usize) -> Outcome<()> {
+        self.run(|| {
+            let ss = Command::new("ss").args(["-tinHO", "state", "established"]).stdin(Stdio::null()).output();
+            let ss = ss.map_err(|e| format!("the program ss (package iproute2): {e}"))?;
+            all_use(&String::from_utf8_lossy(&ss.stdout), connections)
+        })
+    }
 }
+
+/// Whether `ss` lists so many connections, a line each, and all with [`CONGESTION`].
+fn all_use(list: &str, connections: usize) -> Outcome<()> {
+    let other = list.lines().find(|line| !line.split_whitespace().any(|word| word == CONGESTION));
+    match (other, list.lines().count()) {
+        (Some(line), _) => Err(format!("a connection does not use {CONGESTION}: {line}")),
+        (None, found) if found != connections => Err(format!("ss lists {found} of {connections} connections")),
+        (None, _) => Ok(()),
+    }
+}
+
+/// The congestion control of the kernel's connections, as that of our stack. The system may have
+/// another default, also for new namespaces.
+pub(super) const CONGESTION: &str = "cubic";
+/// The network of [`ADDRESSES`].
+const NETWORK: &str = "10.77.0.0/24";
 
 /// The addresses of the two ends of every network here.
 pub(super) const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
@@ -146,4 +180,18 @@ fn offload(interface: &str, offloads: Offloads) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_with_another_congestion_control_is_found() {
+        let list = "0 0 10.77.0.2:11211 10.77.0.1:41000 cubic wscale:7,7 rto:204\n";
+        assert_eq!(all_use(&list.repeat(2), 2), Ok(()));
+        assert!(all_use(list, 2).unwrap_err().contains("1 of 2"));
+        let other = list.to_owned() + &list.replace("cubic", "bbr");
+        assert!(all_use(&other, 2).unwrap_err().contains("bbr"));
+    }
 }

@@ -3,7 +3,7 @@
 use super::memory::{Memory, SPARE};
 use super::net::{ADDRESSES, TapNetwork};
 use netmem::device::port::{ALL_OFFLOADS, Cross, Port, PortError, Tap, TapError};
-use netmem::device::{Connection, NetDevice, Options};
+use netmem::device::{Connection, NetDevice, Options, Worker};
 use netmem::virtio::{NetOptions, Offload, QueuePair, RxMode, VhostUser, VirtioNet, feature};
 use netmem_inet::Address;
 use netmem_measure::endpoint;
@@ -95,36 +95,77 @@ impl<P: Port> Rig<P> {
             serve_control: pairs > 1,
             ..Options::default()
         };
-        let device = NetDevice::new(options, port)?;
+        let mut device = NetDevice::new(options, port)?;
         let (front, back) = UnixStream::pair()?;
         let connection = device.control().serve(back)?;
-        let provider = memory.region().map_err(anyhow::Error::msg)?;
-        // SAFETY: the back end is the device above, in this process, and no other process gets the
-        // region's file.
-        let options = unsafe { NetOptions::<endpoint::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
-        let options = options
-            .pairs(pairs)
-            .ring_size(RING)
-            .offloads(link.offloads.of_driver())
-            .memory(provider.region().clone(), provider);
-        // With this the driver accepts large segments, if offloads are on.
-        let options =
-            options.max_frame(endpoint::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());
-        let mut device = device;
         // The device's thread serves the control queue, and that thread does not run yet.
-        let (net, queues) =
-            while_polled(&mut device, || anyhow::Ok(VirtioNet::probe(VhostUser::own_device(front)?, options)?))?;
+        let (net, queues) = while_polled(|| device.poll(), || driver(front, pairs, link, memory))?;
         Ok(Self { device, net, pairs: queues, connection })
     }
 }
 
+/// A device whose data side several threads serve, and its driver.
+pub(super) struct Divided {
+    /// Worker `n` of `w` serves the queue pairs `n`, `n + w` and so on.
+    pub(super) workers: Vec<Worker<Cross>>,
+    pub(super) net: VirtioNet<endpoint::Mem>,
+    pub(super) pairs: Vec<QueuePair<endpoint::Mem>>,
+    pub(super) connection: Connection,
+}
+
+impl Divided {
+    /// So many cables, for so many workers. Cable `n` of `c` connects the queue pairs `n` and
+    /// `n + c`.
+    pub(super) fn cables(cables: u16, workers: usize, link: Link, memory: &Memory) -> anyhow::Result<Self> {
+        let (firsts, seconds): (Vec<_>, Vec<_>) = (0..cables).map(|_| Cross::cable().into()).unzip();
+        let mut ends = firsts.into_iter().chain(seconds);
+        let missing = || PortError::FrameSize { size: 0, min: 0, max: 0 };
+        let pairs = 2 * cables;
+        let options = Options {
+            withhold: link.offloads.withheld(),
+            max_pairs: pairs.into(),
+            serve_control: true,
+            ..Options::default()
+        };
+        let device = NetDevice::new(options, |_| ends.next().ok_or_else(missing))?;
+        let control = device.control();
+        let mut workers = device.workers(workers)?;
+        let (front, back) = UnixStream::pair()?;
+        let connection = control.serve(back)?;
+        let poll = || workers.iter_mut().map(Worker::poll).sum();
+        let (net, queues) = while_polled(poll, || driver(front, pairs, link, memory))?;
+        Ok(Self { workers, net, pairs: queues, connection })
+    }
+}
+
+/// The driver of a device of this process.
+fn driver(
+    front: UnixStream,
+    pairs: u16,
+    link: Link,
+    memory: &Memory,
+) -> anyhow::Result<(VirtioNet<endpoint::Mem>, Vec<QueuePair<endpoint::Mem>>)> {
+    let provider = memory.region().map_err(anyhow::Error::msg)?;
+    // SAFETY: the back end is a device of this process, and no other process gets the file of the
+    // region.
+    let options = unsafe { NetOptions::<endpoint::Mem>::trust_peer(RxMode::Mergeable) }.reserved_huge_pages(true);
+    let options = options
+        .pairs(pairs)
+        .ring_size(RING)
+        .offloads(link.offloads.of_driver())
+        .memory(provider.region().clone(), provider);
+    // With this the driver accepts large segments, if offloads are on.
+    let options = options.max_frame(endpoint::LARGE_FRAME).tx_pages(usize::from(pairs) * SPARE / 4 + memory.pages());
+    Ok(VirtioNet::probe(VhostUser::own_device(front)?, options)?)
+}
+
 /// Runs `work` while another thread polls the device.
-fn while_polled<P: Port, T>(device: &mut NetDevice<P>, work: impl FnOnce() -> T) -> T {
+fn while_polled<T>(mut device: impl FnMut() -> usize + Send, work: impl FnOnce() -> T) -> T {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                device.poll();
+                device();
                 std::thread::yield_now();
             }
         });

@@ -71,6 +71,15 @@ pub(super) struct Took {
     pub(super) features: u64,
 }
 
+/// What was measured between two moments of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) bytes: u64,
+    pub(super) responses: u64,
+    pub(super) elapsed: Duration,
+    pub(super) cpu_ns: u64,
+}
+
 /// What all runs share. Networks are kept, because the kernel does much work in the background when
 /// it removes one.
 #[derive(Debug)]
@@ -370,7 +379,7 @@ impl<'e> Run<'e> {
             wake.iter().for_each(|wake| wake());
             side.map(join).transpose()?;
             let (times, ()) = (first?, second?);
-            let (bytes, elapsed, cpu_ns) = measured?;
+            let Measured { bytes, elapsed, cpu_ns, .. } = measured?;
             Ok(Took { bytes, elapsed, cpu_ns, times, features: 0 })
         })
     }
@@ -381,7 +390,8 @@ impl<'e> Run<'e> {
         duration + duration / 4 + Duration::from_millis(50)
     }
 
-    fn measure(&self, watch: &Watch, ended: &dyn Fn() -> bool) -> anyhow::Result<(u64, Duration, u64)> {
+    /// Measures while the ends work: after a warm-up, for the duration of the run.
+    pub(super) fn measure(&self, watch: &Watch, ended: &dyn Fn() -> bool) -> anyhow::Result<Measured> {
         let begin = Instant::now();
         while watch.bytes() == 0 && watch.responses() == 0 {
             ensure!(!ended(), "an end has ended before its time");
@@ -402,8 +412,9 @@ impl<'e> Run<'e> {
             ensure!(!ended(), "an end has ended before its time");
             std::thread::sleep(self.duration.saturating_sub(since.elapsed()).max(Duration::from_millis(1)));
         }
-        let (elapsed, bytes, cpu) = (since.elapsed(), watch.bytes() - bytes, self.env.cpu_ns()? - cpu);
+        let (elapsed, bytes, responses) = (since.elapsed(), watch.bytes() - bytes, watch.responses() - responses);
+        let cpu_ns = self.env.cpu_ns()? - cpu;
         ensure!(!ended(), "an end has ended before its time");
-        Ok((bytes, elapsed, cpu))
+        Ok(Measured { bytes, responses, elapsed, cpu_ns })
     }
 }

@@ -25,8 +25,7 @@ use crate::harness::Harness;
 use crate::report::{Head, Sample};
 use crate::rounds::Benchmark;
 use anyhow::{Context, ensure};
-use netmem::device::NetDevice;
-use netmem::device::port::{Cross, Port};
+use netmem::device::port::Cross;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,7 @@ pub(super) const SECTION: &str = "both ends and the device in turns on one threa
 /// The section of the rows of requests.
 pub(super) const REQUESTS: &str = "requests: both ends and the device in turns on one thread";
 /// Bytes that are moved before the measurement, until the windows have grown to their limit.
-const WARM_UP: u64 = 4 << 20;
+pub(super) const WARM_UP: u64 = 4 << 20;
 /// Requests before the measurement: more than are acknowledged at once.
 const FIRST_REQUESTS: u64 = 1000;
 /// Turns in a row in which nothing arrives, after which the run has failed.
@@ -68,11 +67,12 @@ impl Turns {
             let target = Ours::listen(parts(second, 1)?, memory, PORT, || ())?;
             let to = SocketAddr::new(IpAddr::V4(ADDRESSES[1]), PORT);
             let source = Ours::connect(parts(first, 0)?, memory, to)?.with_source()?;
-            self.measured(source, target, &mut device, amount)?
+            self.measured(source, target, &mut || device.poll(), amount)?
         } else {
             let parts = |pair, end| smol::Parts::<Cross>::new(&net, pair, end, link, idle);
             let target = Smol::listen(parts(second, 1)?, memory, PORT, || ())?;
-            self.measured(Smol::connect(parts(first, 0)?, memory, 1, PORT)?, target, &mut device, amount)?
+            let source = Smol::connect(parts(first, 0)?, memory, 1, PORT)?;
+            self.measured(source, target, &mut || device.poll(), amount)?
         };
         let features = net.features();
         drop((net, connection));
@@ -84,7 +84,7 @@ impl Turns {
         &self,
         mut first: impl End,
         mut second: impl End,
-        device: &mut NetDevice<impl Port>,
+        device: &mut impl FnMut() -> usize,
         amount: u64,
     ) -> anyhow::Result<(u64, Duration)> {
         if self.program == Program::Requests {
@@ -104,21 +104,22 @@ fn timed(work: impl FnOnce() -> anyhow::Result<u64>) -> anyhow::Result<(u64, Dur
     Ok((received, begin.elapsed()))
 }
 
-/// Lets all three work in turns until `bytes` have arrived. Returns how many did.
-fn turns(
+/// Lets all three work in turns until `bytes` have arrived. `device` polls the device. Returns the
+/// number of bytes that arrived.
+pub(super) fn turns(
     first: &mut impl End,
     second: &mut impl End,
-    device: &mut NetDevice<impl Port>,
+    device: &mut impl FnMut() -> usize,
     bytes: u64,
 ) -> anyhow::Result<u64> {
     let (mut received, mut idle) = (0, 0);
     while received < bytes {
         first.produce()?;
         first.turn(true)?;
-        device.poll();
+        device();
         let arrived = second.consume()?.context("the connection has ended")?;
         second.turn(true)?;
-        device.poll();
+        device();
         received += arrived as u64;
         idle = if arrived > 0 { 0 } else { idle + 1 };
         ensure!(idle < PATIENCE, "nothing arrives");
@@ -132,7 +133,7 @@ fn turns(
 fn requests(
     first: &mut impl End,
     second: &mut impl End,
-    device: &mut NetDevice<impl Port>,
+    device: &mut impl FnMut() -> usize,
     count: u64,
 ) -> anyhow::Result<u64> {
     let (request, mut asked, mut answer) = ([0x5a; MESSAGE], [0; MESSAGE], [0; MESSAGE]);
@@ -143,7 +144,7 @@ fn requests(
             if sent < MESSAGE {
                 sent += first.write(&request[sent..])?;
                 first.turn(true)?;
-                device.poll();
+                device();
             }
             second.turn(false)?;
             if arrived < MESSAGE {
@@ -153,7 +154,7 @@ fn requests(
                 replied += second.write(&asked[replied..arrived])?;
                 second.turn(true)?;
             }
-            device.poll();
+            device();
             first.turn(false)?;
             received += first.read(&mut answer[received..])?.context(ended)?;
             turns += 1;

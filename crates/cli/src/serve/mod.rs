@@ -44,7 +44,6 @@ use netmem::net::{Armed, Wait};
 use netmem::pool::SharedPool;
 use netmem::virtio::Spin;
 use netmem::xdp::{Filter, Interface, ProgramOptions, Rule};
-use netmem_inet::tcp::Config;
 use netmem_inet::{Address, ListenOptions, ListenerStats, SocketError, TcpListener};
 use netmem_measure::arguments::BadArgument;
 use netmem_measure::endpoint::{Clock, Mem, OwnStack};
@@ -288,7 +287,7 @@ impl Server<'_> {
         let member = pressure.join(n, stack.waker());
         let mut tasks = Tasks::new();
         for connection in resumed {
-            match stack.sockets().restore(&connection.stream, &Config::default()) {
+            match stack.sockets().restore(&connection.stream, &S::config()) {
                 Ok(stream) => {
                     let Left { kept, shut, over, state, .. } = connection;
                     let admitted = admission.readmit(stream.peer_addr().ip());
@@ -304,7 +303,8 @@ impl Server<'_> {
         }
         let port = self.args.tcp_port.unwrap_or(S::PORT);
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        let listener = stack.sockets().listen(at, ListenOptions::default())?;
+        let options = ListenOptions { connection: S::config(), ..ListenOptions::default() };
+        let listener = stack.sockets().listen(at, options)?;
         if n == 0 {
             let addresses: Vec<_> =
                 self.args.addr.iter().map(|own| SocketAddr::from((own.addr, port)).to_string()).collect();

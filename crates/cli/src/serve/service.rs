@@ -1,6 +1,7 @@
 //! What a service is: a protocol that a server speaks on each connection.
 
 use super::client::{Client, End};
+use netmem_inet::tcp::Config;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -14,6 +15,11 @@ pub(super) trait Service: Sync {
     const PORT: u16;
     /// The state of a connection, which another process needs to continue it.
     type State: Default + Serialize + DeserializeOwned + Send;
+
+    /// The settings of its connections.
+    fn config() -> Config {
+        Config::default()
+    }
 
     /// Serves a connection. `state` is the default for a new connection, or was saved by another
     /// process. Returns when the connection must be closed; or with [`End::Leaves`], after it has

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use crate::time::Time;
 
-/// The number of segments that are acknowledged at once at the beginning and after an idle time.
-/// The peer is then in slow start, and delayed acknowledgements would slow it down.
-const QUICK: u16 = 16;
+/// The number of segments that are acknowledged at once unless the settings say otherwise.
+pub(super) const QUICK: u16 = 16;
 
 /// Delayed acknowledgements, counted in segments (RFC 9293, section 3.8.6.3).
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +22,10 @@ pub(super) struct Acks {
     delay: Duration,
     due: Option<Time>,
     now: bool,
+    /// The number of segments that are still acknowledged at once, and its value at the beginning
+    /// and after an idle time.
     quick: u16,
+    most_quick: u16,
     last_arrival: Time,
 }
 
@@ -36,23 +38,24 @@ pub(super) struct IdleAcks {
 }
 
 impl IdleAcks {
-    /// The acknowledgements, with the delay that they had.
-    pub(super) fn wake(self, delay: Duration) -> Acks {
-        Acks { quick: self.quick, ..Acks::new(self.every, delay, self.last_arrival) }
+    /// The acknowledgements, with the settings that they had.
+    pub(super) fn wake(self, delay: Duration, most_quick: u16) -> Acks {
+        Acks { quick: self.quick, ..Acks::new(self.every, delay, most_quick, self.last_arrival) }
     }
 }
 
 impl Acks {
-    pub(super) fn new(every: u16, delay: Duration, now: Time) -> Self {
+    /// `quick` segments are acknowledged at once at the beginning.
+    pub(super) fn new(every: u16, delay: Duration, quick: u16, now: Time) -> Self {
         // More than half a second is not allowed (MUST-40).
         let delay = delay.min(Duration::from_millis(500));
-        Self { segments: 0, every, delay, due: None, now: false, quick: QUICK, last_arrival: now }
+        Self { segments: 0, every, delay, due: None, now: false, quick, most_quick: quick, last_arrival: now }
     }
 
     /// Notes that `segments` with payload arrived in order.
     pub(super) fn arrived(&mut self, segments: u16, idle: Duration, now: Time) {
         if u128::from(now.micros_since(self.last_arrival)) > idle.as_micros() {
-            self.quick = QUICK;
+            self.quick = self.most_quick;
         }
         self.last_arrival = now;
         self.segments = self.segments.saturating_add(segments);
@@ -75,7 +78,7 @@ impl Acks {
     /// Acknowledges segments at once for a while if `quick`. Otherwise acknowledgements are delayed
     /// from now on.
     pub(super) fn set_quick(&mut self, quick: bool) {
-        self.quick = if quick { QUICK } else { 0 };
+        self.quick = if quick { self.most_quick.max(QUICK) } else { 0 };
         self.now |= quick && self.segments > 0;
     }
 
@@ -121,7 +124,7 @@ mod tests {
     const DELAY: Duration = Duration::from_millis(40);
 
     fn slow() -> Acks {
-        let mut acks = Acks::new(2, DELAY, Time::ZERO);
+        let mut acks = Acks::new(2, DELAY, QUICK, Time::ZERO);
         acks.set_quick(false);
         acks
     }
@@ -155,15 +158,28 @@ mod tests {
 
     #[test]
     fn the_delay_is_half_a_second_at_most() {
-        let mut acks = Acks::new(2, Duration::from_secs(3), Time::ZERO);
+        let mut acks = Acks::new(2, Duration::from_secs(3), QUICK, Time::ZERO);
         acks.set_quick(false);
         acks.arrived(1, DELAY, Time::ZERO);
         assert_eq!(acks.poll_timeout(), Some(Time::from_micros(500_000)));
     }
 
+    /// A request is acknowledged by its answer, also after a pause.
+    #[test]
+    fn without_quick_acknowledgements_the_first_segment_waits() {
+        let mut acks = Acks::new(2, DELAY, 0, Time::ZERO);
+        for now in [Time::ZERO, Time::from_micros(5_000_000)] {
+            acks.arrived(1, DELAY, now);
+            assert!(!acks.is_due() && acks.poll_timeout() == Some(now + DELAY));
+            acks.sent(true);
+        }
+        acks.arrived(2, DELAY, Time::from_micros(5_000_000));
+        assert!(acks.is_due(), "two segments");
+    }
+
     #[test]
     fn the_first_segments_and_those_after_a_pause_are_acknowledged_at_once() {
-        let mut acks = Acks::new(2, DELAY, Time::ZERO);
+        let mut acks = Acks::new(2, DELAY, QUICK, Time::ZERO);
         let at_once = |acks: &mut Acks, now| {
             let arrive = |_: &u16| {
                 acks.arrived(1, DELAY, now);

@@ -39,6 +39,25 @@ struct Block<T> {
     chunks: VecDeque<Held<T>>,
 }
 
+#[cfg(feature = "compare")]
+impl<T: Chunk + std::fmt::Debug> Assembler<T> {
+    /// The same values, if no payload is stored.
+    pub(super) fn copy_of_empty(&self) -> Option<Self> {
+        let is_empty = self.is_empty() && self.tail.is_none();
+        is_empty.then(|| Self { blocks: VecDeque::new(), tail: None, ..*self })
+    }
+
+    /// All values, for comparisons.
+    pub(super) fn values(&self) -> impl std::fmt::Debug {
+        let block = |block: &Block<T>| {
+            let chunks: Vec<_> = block.chunks.iter().map(|held| (**held).clone()).collect();
+            (block.from, block.to, chunks)
+        };
+        let blocks: Vec<_> = self.blocks.iter().map(block).collect();
+        (blocks, self.chunks, self.tail.is_some(), self.recent)
+    }
+}
+
 /// The result of inserting a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Inserted {

@@ -201,6 +201,46 @@ impl Budget {
     }
 }
 
+#[cfg(feature = "compare")]
+impl Budget {
+    /// A budget with the same counts. What is counted in either is not counted in the other one.
+    pub(super) fn copy(&self) -> Self {
+        let Counts { used, detached, awaited, limit, parent, waker: _ } = &*self.0;
+        Self(Arc::new(Counts {
+            used: used.load(Ordering::SeqCst).into(),
+            detached: detached.load(Ordering::SeqCst).into(),
+            awaited: awaited.load(Ordering::SeqCst).into(),
+            limit: *limit,
+            parent: parent.as_ref().map(Self::copy),
+            waker: None,
+        }))
+    }
+
+    /// The counts, for comparisons.
+    pub(super) fn counts(&self) -> impl fmt::Debug {
+        let levels = self.levels();
+        let counts = |counts: &Counts| (counts.used.load(Ordering::SeqCst), counts.detached.load(Ordering::SeqCst));
+        levels.map(counts).collect::<Vec<_>>()
+    }
+}
+
+#[cfg(feature = "compare")]
+impl Charge {
+    /// The charge of a chunk of a cloned connection. The clone counts all its buffers from the
+    /// beginning, and never returns one of them: a comparison ends before it would.
+    pub(super) fn of_clone() -> Self {
+        Self(Counted::Detached)
+    }
+}
+
+#[cfg(feature = "compare")]
+impl<T: Clone> Held<T> {
+    /// The same chunk, held by a cloned connection.
+    pub(super) fn of_clone(&self) -> Self {
+        Self { chunk: self.chunk.clone(), charge: Charge::of_clone() }
+    }
+}
+
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} buffers", self.used(), self.0.limit)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::acks::QUICK;
 use super::sender::SendOptions;
 
 /// How a connection behaves. The values of [`Default`] are for Ethernet and IPv4 without offloads.
@@ -45,6 +46,10 @@ pub struct Config {
     pub ip: IpFields,
     /// The number of segments that one acknowledgement covers.
     pub ack_every: u16,
+    /// So many segments are acknowledged at once at the beginning, and after an idle time. The peer
+    /// is then in slow start, and delayed acknowledgements would slow it down. With 0, a user that
+    /// answers a short request at once saves a segment: the answer acknowledges it.
+    pub quick_acks: u16,
     /// The longest time that an acknowledgement waits for more segments, or for payload to send.
     /// Values above 500 ms mean 500 ms.
     pub ack_delay: Duration,
@@ -84,6 +89,7 @@ impl Default for Config {
             ecn: Ecn::Accept,
             ip: IpFields::default(),
             ack_every: 2,
+            quick_acks: QUICK,
             ack_delay: Duration::from_millis(40),
             keep_alive: None,
             fin_wait_2: Duration::from_secs(60),

@@ -173,7 +173,7 @@ impl<C: Carrier> Connection<C> {
             config: *config,
             sender,
             receiver: Receiver::new(config.receive_buffer, config.fixed_window, u32::from(config.mss), budget),
-            acks: Acks::new(config.ack_every, config.ack_delay, now),
+            acks: Acks::new(config.ack_every, config.ack_delay, config.quick_acks, now),
             irs: Seq(0),
             peer_mss: config.default_mss,
             peer_scale: 0,

@@ -135,7 +135,7 @@ impl IdleConnection {
             config,
             sender: self.sender.wake(&config.send),
             receiver: self.receiver.wake(u32::from(config.mss)),
-            acks: self.acks.wake(config.ack_delay),
+            acks: self.acks.wake(config.ack_delay, config.quick_acks),
             irs: self.irs,
             peer_mss: self.peer_mss,
             peer_scale: self.peer_scale,

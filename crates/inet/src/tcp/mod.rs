@@ -43,6 +43,8 @@ mod budget;
 mod carrier;
 mod clock;
 mod close;
+#[cfg(feature = "compare")]
+mod compare;
 mod config;
 mod connection;
 mod cookie;

@@ -200,6 +200,12 @@ impl<T: Chunk> Receiver<T> {
             || (len > 0 && (seq + (len - 1)).is_in(self.nxt, window))
     }
 
+    /// Whether neither payload nor FIN is out of order.
+    #[inline]
+    pub(super) fn is_in_order(&self) -> bool {
+        self.assembler.is_empty() && self.fin.is_none()
+    }
+
     /// Stores the payload of a segment, `len` bytes from `seq` on, and its FIN. If `payload` is
     /// shorter than `len`, the rest was dropped before.
     pub(super) fn accept(&mut self, seq: Seq, len: u32, payload: impl Iterator<Item = T>, fin: bool) -> Arrival {
@@ -504,6 +510,8 @@ fn absorb<T: Chunk>(chunk: &mut Held<T>, next: &T) -> bool {
     true
 }
 
+#[cfg(feature = "compare")]
+mod compare;
 mod idle;
 #[cfg(test)]
 mod tests;

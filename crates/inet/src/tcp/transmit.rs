@@ -21,8 +21,15 @@ impl<C: Carrier> Connection<C> {
     /// retransmission timer would, and its expirations count as retransmissions. Nothing was lost,
     /// so that the congestion window, the round trip and the detection of losses do not change.
     pub fn poll_transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        let result = if self.is_quiet() {
-            // So each test, and each simulated call, compares the two ways.
+        self.transmit(self.is_quiet(), now, out)
+    }
+
+    /// `quiet`: nothing can be sent, so that nothing is chosen.
+    #[inline]
+    pub(super) fn transmit(&mut self, quiet: bool, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
+        let result = if quiet {
+            // So each test, and each simulated call, compares what would be sent. The simulation
+            // compares all values.
             debug_assert!(self.sender.poll_transmit(now, self.offload(out)).is_none(), "a quiet sender sends");
             self.sender.rest(now);
             self.schedule_buffer_retry(now);
@@ -51,7 +58,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Whether nothing can be sent now, whatever the output accepts: most segments are followed by
     /// nothing before their user has read them.
-    fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.state != State::Closed
             && self.reply.is_none()
             && !self.acks.is_due()

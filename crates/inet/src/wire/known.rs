@@ -118,6 +118,27 @@ impl KnownHeaders {
     }
 }
 
+/// Known headers, for the simulation, which compares what is read with what the parser reads.
+#[cfg(feature = "compare")]
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct PredictedHeaders(KnownHeaders);
+
+#[cfg(feature = "compare")]
+impl PredictedHeaders {
+    #[must_use]
+    pub fn new(head: &[u8]) -> Option<Self> {
+        KnownHeaders::new(head).map(Self)
+    }
+
+    /// Header, payload, what the checksum covers, and whether the segment was marked.
+    #[must_use]
+    pub fn read(&self, head: &[u8], len: usize) -> Option<(Header, ByteRange, Covered, bool)> {
+        let KnownSegment { header, payload, covered, ce } = self.0.read(head, len)?;
+        Some((header, payload, covered, ce))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Network, Transport, parse};

@@ -50,6 +50,9 @@ pub use frame::{Network, parse};
 pub use head::{ByteRange, ParseError};
 pub use icmp::{Icmp, IcmpError, IcmpKind, Quoted, QuotedTransport, emit_echo_reply, emit_icmp_error};
 pub use ip::{FragmentHeader, Ip, MAX_EXTENSIONS, protocol};
+#[cfg(feature = "compare")]
+#[doc(hidden)]
+pub use known::PredictedHeaders;
 pub(crate) use known::{KnownHeaders, KnownSegment};
 pub use neighbor::{Advertisement, Solicitation, all_nodes, solicited_node};
 pub use tcp::{Segment, emit_tcp, tcp_header_len};

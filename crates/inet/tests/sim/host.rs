@@ -7,7 +7,7 @@ use netmem_inet::tcp::{
     Event, Flags, Full, Header, Listener, Outgoing, Output, ReadOutcome, Refused, Secret, SegmentMeta, Seq, State,
     reset_for,
 };
-use netmem_inet::wire::{self, Body, Flow, Ip, Outer, Transport};
+use netmem_inet::wire::{self, Body, Flow, Ip, Outer, PredictedHeaders, Transport};
 use netmem_packet::Sum;
 use netmem_testing::simulated_memory::{Memory, Posted, SharedBytes};
 use std::cell::Cell;
@@ -108,6 +108,21 @@ pub(crate) struct Host {
     /// it was.
     pub(crate) rests: bool,
     pub(crate) rested: usize,
+    /// The headers of the last segment, by which the next ones are predicted.
+    known: Option<PredictedHeaders>,
+    /// How often a short way was compared with the general one.
+    pub(crate) compared: Compared,
+}
+
+/// How often a short way was taken, and compared with the general one on a clone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Compared {
+    /// Segments whose headers were predicted.
+    pub(crate) predicted: usize,
+    /// Segments that brought the next bytes.
+    pub(crate) expected: usize,
+    /// Calls in which nothing could be sent.
+    pub(crate) quiet: usize,
 }
 
 /// What a host announced.
@@ -282,6 +297,47 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
     }
 }
 
+/// An output to which nothing is sent.
+struct Nothing {
+    offload: usize,
+}
+
+impl Output<Memory> for Nothing {
+    fn max_payload(&self) -> usize {
+        self.offload
+    }
+
+    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Accepted<Posted>, Full> {
+        panic!("the general way sends {:?}, and the short one nothing", segment.header)
+    }
+}
+
+/// Has a connection process a segment. If this `compares`, a clone processes it, too, in the
+/// general way. Returns whether that was possible.
+fn handle_segment(
+    connection: &mut Connection<Memory>,
+    compares: bool,
+    header: &Header,
+    chunks: Vec<SharedBytes>,
+    meta: SegmentMeta,
+    now: Time,
+) -> bool {
+    let clone = compares.then(|| connection.cloned(chunks.len() as u32)).flatten();
+    let Some(mut clone) = clone else {
+        connection.handle_segment(header, chunks, meta, now);
+        return false;
+    };
+    clone.handle_segment_generally(header, chunks.iter().cloned(), meta, now);
+    connection.handle_segment(header, chunks, meta, now);
+    assert_eq!(connection.values(), clone.values(), "an expected segment");
+    true
+}
+
+/// A packet behind the header of a link, which says that it is IPv4.
+fn on_link(packet: &[u8]) -> Vec<u8> {
+    [&[2; 12][..], &[8, 0], packet].concat()
+}
+
 /// Whether a segment follows another one, or several merged ones, without a gap. Segments with
 /// different marks or timestamps are not merged.
 fn follows(first: &Header, all: &SegmentMeta, next: &Header, meta: &SegmentMeta) -> bool {
@@ -325,6 +381,8 @@ impl Host {
             watch: Watch { edge: None, out_of_buffers: 0, scale: 0, scaled: true },
             rests: false,
             rested: 0,
+            known: None,
+            compared: Compared::default(),
         }
     }
 
@@ -369,6 +427,7 @@ impl Host {
                 damaged += 1;
                 continue;
             };
+            self.compare_headers(bytes, &segment);
             let (header, payload) = (segment.header, &bytes[segment.payload.at..segment.payload.end()]);
             let meta = SegmentMeta { ce: ect && self.rng.f64() < mark, ..SegmentMeta::of(payload.len() as u32) };
             if let Some((first, chunks, all)) = &mut merged {
@@ -393,6 +452,27 @@ impl Host {
         }
         self.transmit(now);
         damaged
+    }
+
+    /// Compares what is read of a packet by the headers of the one before with what the parser has
+    /// read. Their segments are equal then, so that a connection does the same with either.
+    fn compare_headers(&mut self, packet: &[u8], parsed: &wire::Segment) {
+        let frame = on_link(packet);
+        if let Some((header, payload, covered, marked)) =
+            self.known.as_ref().and_then(|known| known.read(&frame, frame.len()))
+        {
+            let ip = Ip::parse(packet, packet.len()).expect("the parser has read it");
+            let mut sum = Sum::default();
+            sum.add(&frame[covered.range.at..covered.range.end()]);
+            assert_eq!(header, parsed.header, "a prediction");
+            assert_eq!((payload.at - 14, payload.len), (parsed.payload.at, parsed.payload.len), "a prediction");
+            assert!(covered.holds(sum), "the parser has found the checksum right");
+            assert_eq!(marked, ip.is_ce(), "a prediction");
+            self.compared.predicted += 1;
+        }
+        if let Some(known) = PredictedHeaders::new(&frame) {
+            self.known = Some(known);
+        }
     }
 
     fn segment(&mut self, header: &Header, payload: &[&[u8]], meta: SegmentMeta, now: Time) {
@@ -440,7 +520,10 @@ impl Host {
                     return;
                 }
                 let chunks = payload.iter().filter(|bytes| !bytes.is_empty());
-                connection.handle_segment(header, chunks.map(|bytes| SharedBytes::new(bytes.to_vec())), meta, now);
+                let chunks: Vec<_> = chunks.map(|bytes| SharedBytes::new(bytes.to_vec())).collect();
+                // One of the two runs of a seed compares.
+                let compares = !self.rests && connection.expects(header, meta, now);
+                self.compared.expected += usize::from(handle_segment(connection, compares, header, chunks, meta, now));
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),
@@ -463,6 +546,9 @@ impl Host {
     /// Sends what may be sent, and handles the results.
     fn transmit(&mut self, now: Time) {
         let Some(connection) = &mut self.connection else { return };
+        // One of the two runs of a seed compares.
+        let quiet = !self.rests && connection.sends_nothing();
+        let clone = quiet.then(|| connection.cloned(0)).flatten();
         let mut device = Device {
             flow: &self.flow,
             ring: &self.ring,
@@ -474,6 +560,13 @@ impl Host {
         };
         let result = connection.poll_transmit(now, &mut device);
         let headers = device.headers;
+        if let Some(mut clone) = clone {
+            let general = clone.poll_transmit_generally(now, &mut Nothing { offload: self.ring.offload });
+            assert_eq!((general, headers.len()), (result, 0), "{}: a short way", self.name);
+            let (values, expected) = (connection.values(), clone.values());
+            assert_eq!(values, expected, "{}: nothing is sent, and the values differ", self.name);
+            self.compared.quiet += 1;
+        }
         self.again = match result {
             Ok(()) => None,
             // When the ring has room: when the next transmission is done, or after a short time.

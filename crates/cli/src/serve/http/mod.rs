@@ -12,6 +12,7 @@ use super::plain::Pattern;
 use super::service::Service;
 use netmem::pool::SharedPool;
 use netmem_inet::Fragment;
+use netmem_inet::tcp::Config;
 use netmem_measure::endpoint::Mem;
 use request::{BAD, HEAD_TOO_LARGE, Request, head_len};
 use serde::{Deserialize, Serialize};
@@ -146,6 +147,12 @@ impl Http {
 impl Service for Http {
     const PORT: u16 = 80;
     type State = Requests;
+
+    /// A request is short and answered at once, so that its answer acknowledges it: a quarter of the
+    /// frames of a connection with one request were such acknowledgements.
+    fn config() -> Config {
+        Config { quick_acks: 0, ..Config::default() }
+    }
 
     async fn serve(&self, client: &mut Client, state: &mut Requests) -> Result<(), End> {
         let mut place: [Fragment<Mem>; 1] = Default::default();

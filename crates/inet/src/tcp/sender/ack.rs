@@ -107,12 +107,49 @@ impl<C: Carrier> Sender<C> {
         if !acked.syn {
             self.apply(ack, &mut outcome, at);
         }
+        self.settle_ack();
+        acked.writable = !was_writable && self.is_writable();
+        acked
+    }
+
+    /// Whether nothing is missing, and no acknowledgement of a probe is awaited.
+    #[inline]
+    pub(in crate::tcp) fn is_untroubled(&self) -> bool {
+        self.agreed.is_some()
+            && self.syn_acked
+            && self.recovery.state() == RecoveryState::Open
+            && self.recovery.tail_probe.is_none()
+            && !self.recovery.shrinks()
+            && self.scoreboard.sacked() == 0
+    }
+
+    /// Does what [`handle_ack`](Self::handle_ack) does for a segment with payload that acknowledges
+    /// nothing new and has no SACK blocks, if the sender [is untroubled](Self::is_untroubled).
+    #[inline]
+    pub(in crate::tcp) fn handle_window(&mut self, seq: Seq, ack: Seq, window: u32, now: Time) {
+        self.update_window(&Ack { seq, ack, window, sack: &[], echo: None, ece: false, data: true }, now.micros());
+        self.sacks.len = 0;
+        self.recovery.new_only = false;
+        self.note_answer();
+        self.settle_ack();
+    }
+
+    /// What each acknowledgement ends with.
+    #[inline]
+    fn settle_ack(&mut self) {
         self.more_announced = false;
         if self.scoreboard.is_empty() {
             self.posted.forget();
         }
-        acked.writable = !was_writable && self.is_writable();
-        acked
+    }
+
+    /// Notes that the peer has answered.
+    #[inline]
+    fn note_answer(&mut self) {
+        if self.peer_window == 0 {
+            self.answered_timeouts = self.retries; // A peer that answers with a closed window is alive.
+        }
+        self.unanswered_probes = 0;
     }
 
     /// Acts on the changes, when it is known which segments arrived.
@@ -132,10 +169,7 @@ impl<C: Carrier> Sender<C> {
         } else if outcome.advanced || outcome.sacked {
             self.rearm(at);
         }
-        if self.peer_window == 0 {
-            self.answered_timeouts = self.retries; // A peer that answers with a closed window is alive.
-        }
-        self.unanswered_probes = 0;
+        self.note_answer();
     }
 
     /// Stores the window, if the segment is not older than the last one that announced a window

@@ -60,6 +60,7 @@ pub(super) struct Timer {
 
 /// The sending half of a connection. See the [module](super).
 #[derive(Debug)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 pub struct Sender<C: Carrier> {
     pub(super) options: SendOptions,
     pub(super) agreed: Option<Agreed>,

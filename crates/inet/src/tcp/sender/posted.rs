@@ -12,6 +12,7 @@ pub(super) type Id = u64;
 
 /// A transmission of one segment, or of several of the same size.
 #[derive(Debug)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 struct Posted<T> {
     ticket: T,
     /// The number of the first segment, and the bytes of payload in all and in each.
@@ -37,6 +38,7 @@ impl<T: Ticket> Posted<T> {
 /// A device nearly always finishes transmissions in order. Only the front is checked, unless a
 /// range is to be sent again.
 #[derive(Debug)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 pub(super) struct PostedTransmissions<T> {
     transmissions: VecDeque<Posted<T>>,
     first: Id,

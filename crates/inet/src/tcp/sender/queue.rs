@@ -12,6 +12,7 @@ pub(super) const MAX_CHUNK: usize = 1 << 30;
 const MAX_CHUNKS: usize = 16;
 
 #[derive(Debug)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 struct Entry<T> {
     start: Seq,
     chunk: T,
@@ -27,6 +28,7 @@ impl<T: Chunk> Entry<T> {
 
 /// The payload from the first unacknowledged byte to the last byte that the user has queued.
 #[derive(Debug)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 pub(super) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
     start: Seq,

@@ -26,6 +26,7 @@ struct Entry {
 
 /// The latest delivered transmission, and a log of transmissions. Times are in microseconds.
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 pub(super) struct Rack {
     log: VecDeque<Entry>,
     /// The latest transmission among those that were delivered.

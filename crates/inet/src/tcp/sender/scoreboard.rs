@@ -55,6 +55,7 @@ impl Range {
 
 /// The ranges in flight, with counts.
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "compare", derive(Clone))]
 pub(super) struct Scoreboard {
     ranges: VecDeque<Range>,
     unacked: u32,

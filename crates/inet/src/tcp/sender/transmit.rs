@@ -28,7 +28,8 @@ impl<C: Carrier> Sender<C> {
             return syn;
         }
         self.agreed?;
-        if in_ring > 0 && in_ring >= self.options.ring_bytes {
+        // If there is nothing to send, nothing waits.
+        if in_ring > 0 && in_ring >= self.options.ring_bytes && !self.is_quiet() {
             self.waits_for_ring = true;
             return None;
         }

@@ -333,10 +333,11 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != id)
     }
 
-    /// Hands a frame over to another stack. Its pages count in this stack's budget until the other
-    /// stack polls it. A frame without payload is not limited by the budget.
+    /// Hands a frame over to another stack, at the end of the input. Its pages count in this stack's
+    /// budget until the other stack has polled it. A frame without payload is not limited by the
+    /// budget.
     fn hand_over(&mut self, stack: StackId, frame: P::Frame, payload: usize) {
-        let Resources { host, budget, egress, .. } = &mut *self.resources;
+        let Resources { host, budget, egress, outbox, .. } = &mut *self.resources;
         let stats = &mut egress.stats;
         if stack == NO_STACK {
             stats.departed += 1;
@@ -346,16 +347,6 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             stats.short += 1;
             return;
         }
-        let pages = frame.pages();
-        let charges = if payload > 0 { budget.try_charge_many(pages) } else { Some(budget.charge_many(pages)) };
-        let Some(charges) = charges else {
-            stats.over_budget += 1;
-            return;
-        };
-        if host.deliver(stack, (frame, charges)) {
-            stats.handed_over += 1;
-        } else {
-            stats.mailbox_full += 1;
-        }
+        outbox.add((host, budget), stats, stack, (frame, payload > 0));
     }
 }

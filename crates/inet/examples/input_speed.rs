@@ -167,8 +167,7 @@ fn row(what: &str, owner: usize, frames: usize, rounds: usize) {
             Stack::new(&host, Lender::new(FRAMES), tx, pool.clone(), StackOptions::default(), Time::ZERO).unwrap()
         })
         .collect();
-    let mut socket: UdpSocket<Private> =
-        stacks[owner].sockets().bind((Ipv4Addr::from(ADDRESS), PORT).into()).unwrap();
+    let mut socket: UdpSocket<Private> = stacks[owner].sockets().bind((Ipv4Addr::from(ADDRESS), PORT).into()).unwrap();
     let mut frame = Vec::new();
     let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 1]);
     builder.ipv4([10, 0, 0, 9], ADDRESS, 64).udp(1000, PORT).write(&mut frame, &[7; 100]).unwrap();

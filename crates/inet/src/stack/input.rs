@@ -17,7 +17,7 @@ use crate::stack::payload::{Payload, ReceivedFrame, Transmit};
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{NO_STACK, Protocol, StackId};
 use crate::stack::transport::datagrams::Datagrams;
-use crate::stack::transport::handles::ConnectionId;
+use crate::stack::transport::handles::{ConnectionId, UdpId};
 use crate::stack::transport::segment::{ReceivedSegment, SegmentInput};
 use crate::stack::transport::tcp::Tcp;
 use crate::tcp;
@@ -40,6 +40,17 @@ pub(crate) enum Origin {
     Reassembly,
 }
 
+/// The destination of the last frame, by which that of the next one is known if it is of the same
+/// flow. Users do not change sockets while frames are processed. A connection that is moved to
+/// another stack meanwhile is found where it was, as by a frame that is in a mailbox already.
+#[derive(Default)]
+pub(crate) struct LastFlows {
+    /// A flow of another stack.
+    handed_over: Option<(Protocol, Flow, StackId)>,
+    /// A flow of a socket for datagrams.
+    datagrams: Option<(Flow, UdpId)>,
+}
+
 /// The way of received frames to the groups that process them.
 pub(crate) struct Input<'a, P: Payload, T> {
     pub(crate) resources: &'a mut Resources<P>,
@@ -49,6 +60,8 @@ pub(crate) struct Input<'a, P: Payload, T> {
     pub(crate) tx: &'a mut T,
     /// The queue has fewer buffers posted than its reserve: payload is dropped.
     pub(crate) short: bool,
+    /// Empty at the beginning of a poll.
+    pub(crate) last: LastFlows,
 }
 
 impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
@@ -238,6 +251,10 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
 
     fn handle_tcp(&mut self, (ip, reply_path): (&Ip, ReplyPath), segment: &Segment, frame: P::Frame, origin: Origin) {
         let flow = ip.flow(segment.source_port, segment.destination_port);
+        if segment.header.flags.has(tcp::Flags::SYN) {
+            // The connection that had the flow may have ended meanwhile.
+            self.last.handed_over = None;
+        }
         if let Some(stack) = self.other_stack(Protocol::Tcp, &flow, origin) {
             return self.hand_over(stack, frame, segment.payload.len);
         }
@@ -272,7 +289,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             self.hand_over(stack, frame, datagram.payload.len);
             return true;
         }
-        let Some(socket) = self.datagrams.find(&flow) else { return false };
+        let Some(socket) = self.find_socket(&flow) else { return false };
         if self.short && origin != Origin::Loopback {
             self.resources.egress.stats.short += 1;
             return true;
@@ -284,6 +301,19 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             self.datagrams.handle_datagram(self.resources, socket, (flow, ecn), packet);
         }
         true
+    }
+
+    /// The socket for the datagrams of a flow.
+    #[inline]
+    fn find_socket(&mut self, flow: &Flow) -> Option<UdpId> {
+        if let Some((last, id)) = &self.last.datagrams
+            && last == flow
+        {
+            return Some(*id);
+        }
+        let id = self.datagrams.find(flow)?;
+        self.last.datagrams = Some((*flow, id));
+        Some(id)
     }
 
     /// Processes an ICMP error about a packet. It is used only if this host could have sent the
@@ -309,13 +339,25 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
 
     /// The other stack of the host that a packet of this flow is for, if there is one.
     #[inline]
-    fn other_stack(&self, protocol: Protocol, flow: &Flow, origin: Origin) -> Option<StackId> {
+    fn other_stack(&mut self, protocol: Protocol, flow: &Flow, origin: Origin) -> Option<StackId> {
         if origin == Origin::Mailbox || !self.resources.host.is_shared() {
             return None;
         }
+        if let Some((of, last, stack)) = &self.last.handed_over
+            && *of == protocol
+            && last == flow
+        {
+            return Some(*stack);
+        }
+        let stack = self.find_other_stack(protocol, flow)?;
+        self.last.handed_over = Some((protocol, *flow, stack));
+        Some(stack)
+    }
+
+    fn find_other_stack(&mut self, protocol: Protocol, flow: &Flow) -> Option<StackId> {
         let known = match protocol {
             Protocol::Tcp => self.tcp.connections.find(flow).is_some(),
-            Protocol::Udp => self.datagrams.find(flow).is_some(),
+            Protocol::Udp => self.find_socket(flow).is_some(),
         };
         if known {
             return None;

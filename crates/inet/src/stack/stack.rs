@@ -3,7 +3,7 @@
 use crate::stack::connection_info::ConnectionInfo;
 use crate::stack::core::{Core, SharedCore};
 use crate::stack::egress::Egress;
-use crate::stack::input::{Input, Origin};
+use crate::stack::input::{Input, LastFlows, Origin};
 use crate::stack::options::StackOptions;
 use crate::stack::payload::{Payload, Transmit};
 use crate::stack::remote::{self, Remote, Remotes};
@@ -133,7 +133,8 @@ where
             let mut work = notified + poll(receive, batch);
             let Core { resources, tcp, datagrams, fragments, .. } = &mut *core;
             let short = R::is_short(batch);
-            let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short };
+            let last = LastFlows::default();
+            let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short, last };
             for frame in R::frames(batch).drain(..) {
                 input.handle_frame(frame, Origin::Queue);
             }

@@ -47,7 +47,7 @@ fn sent(fake: &mut Fake) -> Vec<Desc> {
 
 /// Completes these descriptors. All pages are then in their pool again.
 #[track_caller]
-fn assert_returned(fake: &mut Fake, pool: &PagePool<Mem>, descs: &[Desc]) {
+fn assert_returned(fake: &mut Fake, pool: &mut PagePool<Mem>, descs: &[Desc]) {
     assert_eq!(fake.tx().outstanding(), descs.len());
     descs.iter().for_each(|desc| fake.complete(desc.addr));
     assert_eq!(fake.tx().complete(), descs.len());
@@ -84,7 +84,7 @@ fn groups_of_each_size() {
         (frames, bytes) = (frames + want.len() as u64, bytes + want.iter().map(|d| u64::from(d.len)).sum::<u64>());
         let stats = fake.tx().stats();
         assert_eq!((stats.frames, stats.bytes, stats.descriptors, stats.full), (frames, bytes, frames, 0));
-        assert_returned(&mut fake, &pool, &got);
+        assert_returned(&mut fake, &mut pool, &got);
     }
 }
 
@@ -115,7 +115,7 @@ fn a_group_that_fills_the_ring() {
             got.iter().map(|desc| desc.len as usize).collect::<Vec<_>>(),
             (60 + most..60 + GROUP).collect::<Vec<_>>()
         );
-        assert_returned(&mut fake, &pool, &got);
+        assert_returned(&mut fake, &mut pool, &got);
     }
 }
 
@@ -162,7 +162,7 @@ fn a_packet_of_another_kind_in_each_place() {
             let ends: Vec<_> = got.iter().enumerate().filter(|(_, desc)| last(desc)).map(|(n, _)| n).collect();
             assert_eq!((got.len(), ends.len()), (GROUP - 1 + descriptors, GROUP - 1 + descriptors / 2));
             assert!(descriptors == 0 || got[at].options & PKT_CONTD != 0);
-            assert_returned(&mut fake, &pool, &got);
+            assert_returned(&mut fake, &mut pool, &got);
             assert_eq!(others.stats().inflight(), 0);
         }
     }
@@ -180,4 +180,47 @@ fn a_queue_that_has_stopped() {
     assert_eq!((filled(&group), fake.tx().stats().frames), (vec![true; GROUP], 0));
     drop(group);
     assert_eq!((fake.tx().outstanding(), pool.stats().inflight()), (0, 0));
+}
+
+/// The kernel completes frames that it has not read from the ring. Their places are not written again
+/// before it has.
+#[test]
+fn frames_that_are_completed_before_they_are_read() {
+    let (mut fake, mut pool) = fake();
+    let mut group = plain_group(&mut pool, RING as usize);
+    let addrs: Vec<_> = group.iter().flatten().map(|packet| u64::from(packet.head().index()) * 4096 + 64).collect();
+    assert_eq!(fake.tx().send_group(&mut group), RING as usize);
+    fake.tx().flush();
+    addrs.iter().for_each(|&addr| fake.complete(addr));
+    assert_eq!((fake.tx().complete(), fake.tx().outstanding()), (RING as usize, 0));
+    let mut group = plain_group(&mut pool, GROUP);
+    assert_eq!((fake.tx().send_group(&mut group), fake.tx().stats().full), (0, 1));
+    let got = sent(&mut fake);
+    assert_eq!(got.iter().map(|desc| desc.addr).collect::<Vec<_>>(), addrs);
+    assert_eq!(fake.tx().send_group(&mut group), GROUP);
+    let got = sent(&mut fake);
+    assert_returned(&mut fake, &mut pool, &got);
+}
+
+/// The kernel has read the ring, and the queue knows it, but nothing is completed: no more frames are
+/// sent than the completion ring has places.
+#[test]
+fn frames_that_are_read_and_not_completed() {
+    let (mut fake, mut pool) = fake();
+    let mut group = plain_group(&mut pool, RING as usize - 1);
+    assert_eq!(fake.tx().send_group(&mut group), RING as usize - 1);
+    let mut got = sent(&mut fake);
+    fake.complete(got.remove(0).addr);
+    assert_eq!(fake.tx().complete(), 1);
+    let mut group = plain_group(&mut pool, 4);
+    group[0] = None;
+    // The kernel's index is read, because one place is known to be free, and this needs two.
+    let mut first = plain(&mut pool, 0);
+    first.push(pool.alloc().unwrap().freeze_range(0..40)).unwrap();
+    assert_eq!(fake.tx().send_group(&mut [Some(first)]), 1);
+    assert_eq!((fake.tx().send_group(&mut group), filled(&group)), (1, vec![false, true, true, true]));
+    got.extend(sent(&mut fake));
+    assert_eq!(got.len(), RING as usize);
+    drop(group);
+    assert_returned(&mut fake, &mut pool, &got);
 }

@@ -43,12 +43,25 @@ pub(crate) enum Origin {
 /// The destination of the last frame, by which that of the next one is known if it is of the same
 /// flow. Users do not change sockets while frames are processed. A connection that is moved to
 /// another stack meanwhile is found where it was, as by a frame that is in a mailbox already.
-#[derive(Default)]
 pub(crate) struct LastFlows {
+    /// Whether there is a next frame: the flow of a single one is not noted.
+    more: bool,
     /// A flow of another stack.
     handed_over: Option<(Protocol, Flow, StackId)>,
     /// A flow of a socket for datagrams.
     datagrams: Option<(Flow, UdpId)>,
+}
+
+impl LastFlows {
+    /// None, before the first of `frames` frames.
+    pub(crate) fn new(frames: usize) -> Self {
+        Self { more: frames > 1, handed_over: None, datagrams: None }
+    }
+
+    /// There are `frames` more frames.
+    pub(crate) fn expect(&mut self, frames: usize) {
+        self.more |= frames > 1;
+    }
 }
 
 /// The way of received frames to the groups that process them.
@@ -312,7 +325,9 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             return Some(*id);
         }
         let id = self.datagrams.find(flow)?;
-        self.last.datagrams = Some((*flow, id));
+        if self.last.more {
+            self.last.datagrams = Some((*flow, id));
+        }
         Some(id)
     }
 
@@ -350,7 +365,9 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             return Some(*stack);
         }
         let stack = self.find_other_stack(protocol, flow)?;
-        self.last.handed_over = Some((protocol, *flow, stack));
+        if self.last.more {
+            self.last.handed_over = Some((protocol, *flow, stack));
+        }
         Some(stack)
     }
 

@@ -133,7 +133,7 @@ where
             let mut work = notified + poll(receive, batch);
             let Core { resources, tcp, datagrams, fragments, .. } = &mut *core;
             let short = R::is_short(batch);
-            let last = LastFlows::default();
+            let last = LastFlows::new(R::frames(batch).len());
             let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short, last };
             for frame in R::frames(batch).drain(..) {
                 input.handle_frame(frame, Origin::Queue);
@@ -141,6 +141,7 @@ where
             if arrived.is_empty() {
                 mailbox.receive(arrived);
             }
+            input.last.expect(arrived.len());
             for _ in 0..receive {
                 let Some(HandedOver { frame, charges: _charges }) = arrived.pop_front() else { break };
                 input.handle_frame(frame, Origin::Mailbox);

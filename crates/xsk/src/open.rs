@@ -164,12 +164,12 @@ impl<M: UmemMemory> Umem<M> {
         Ok(Opened { receive, transmit: rings.transmit, receives, sends, socket, features })
     }
 
-    /// Registers the memory with a socket, unless another one has, and binds the socket. It is one of
-    /// the UMEM's sockets from then on. `short` is the error of a socket with too few chunks.
+    /// Registers the memory with a socket, unless another one has, and binds the socket. It is one
+    /// of the UMEM's sockets from then on. `short` is the error of a socket with too few chunks.
     ///
     /// The lock is held until the socket is bound, because other sockets can share the memory only
-    /// with a bound socket. No code of the user's runs meanwhile: a provider may open a queue of the
-    /// same UMEM, or have a lock of its own that is held around a call of [`open`](Self::open).
+    /// with a bound socket. No code of the user's runs meanwhile: a provider may open a queue of
+    /// the same UMEM, or have a lock of its own that is held around a call of [`open`](Self::open).
     fn bind_socket(
         &self,
         unbound: Unbound,
@@ -194,8 +194,8 @@ impl<M: UmemMemory> Umem<M> {
         Ok(socket)
     }
 
-    /// Checks whether a socket can be bound to a queue besides the UMEM's other sockets. Returns the
-    /// one with which it shares the memory.
+    /// Checks whether a socket can be bound to a queue besides the UMEM's other sockets. Returns
+    /// the one with which it shares the memory.
     fn check(
         &self,
         sockets: &[Weak<XskSocket>],
@@ -352,7 +352,9 @@ mod tests {
     use crate::fake;
     use crate::options::UmemOptions;
     use crate::testing::{in_namespace, ip};
-    use netmem_pool::{KernelShared, RegionOptions, RegionProvider};
+    use netmem_pool::{KernelShared, RawPage, Region, RegionOptions, RegionProvider};
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// A queue that only sends has no chunks, and must not share a UMEM in zero-copy mode.
     #[test]
@@ -376,11 +378,11 @@ mod tests {
     #[derive(Debug)]
     struct Calls {
         memory: Arc<RegionProvider<KernelShared>>,
-        umem: std::sync::OnceLock<Umem<KernelShared>>,
+        umem: OnceLock<Umem<KernelShared>>,
         ifindex: u32,
         opened: Mutex<Vec<(XskRx, XskTx)>>,
         /// Calls of `alloc` and `release`.
-        calls: [std::sync::atomic::AtomicU32; 2],
+        calls: [AtomicU32; 2],
     }
 
     impl Calls {
@@ -389,7 +391,7 @@ mod tests {
             let umem = self.umem.get().unwrap();
             // Without this check, the test would not end.
             assert!(!umem.is_locked(), "the UMEM is locked");
-            if self.calls[which].fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+            if self.calls[which].fetch_add(1, Ordering::Relaxed) == 0 {
                 self.opened.lock().unwrap().clear();
                 let opened = umem.open(self.ifindex, 1, self.memory.clone(), QueueOptions::new().fill(16));
                 self.opened.lock().unwrap().push(opened.unwrap());
@@ -399,12 +401,12 @@ mod tests {
 
     // SAFETY: it has the pages of the other provider.
     unsafe impl Provider<KernelShared> for Calls {
-        fn alloc(&self, pages: &mut [Option<netmem_pool::RawPage<KernelShared>>]) -> usize {
+        fn alloc(&self, pages: &mut [Option<RawPage<KernelShared>>]) -> usize {
             self.call(0);
             self.memory.alloc(pages)
         }
 
-        unsafe fn release(&self, page: netmem_pool::RawPage<KernelShared>) {
+        unsafe fn release(&self, page: RawPage<KernelShared>) {
             self.call(1);
             // SAFETY: the caller's; all pages come from there.
             unsafe { self.memory.release(page) }
@@ -414,7 +416,7 @@ mod tests {
             self.memory.page_size()
         }
 
-        fn each(&self, f: &mut dyn FnMut(&netmem_pool::Region<KernelShared>)) {
+        fn each(&self, f: &mut dyn FnMut(&Region<KernelShared>)) {
             self.memory.each(f);
         }
     }
@@ -437,7 +439,7 @@ mod tests {
                 calls: Default::default(),
             });
             let open = |queue| umem.open(ifindex, queue, provider.clone(), QueueOptions::new().fill(16).cache(0));
-            let calls = || provider.calls.each_ref().map(|calls| calls.load(std::sync::atomic::Ordering::Relaxed));
+            let calls = || provider.calls.each_ref().map(|calls| calls.load(Ordering::Relaxed));
             let queues = open(0).unwrap();
             assert!(calls()[0] > 0 && provider.opened.lock().unwrap().len() == 1);
             // The posted pages are kept until the queue is bound again.

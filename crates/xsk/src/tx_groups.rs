@@ -56,8 +56,8 @@ fn assert_returned(fake: &mut Fake, pool: &mut PagePool<Mem>, descs: &[Desc]) {
     assert_eq!((stats.descriptors, stats.stopped), (stats.completed, None));
 }
 
-/// Groups of each size, at each position of the ring, with places without a packet: the kernel finds
-/// the frames in their order, and not before the flush.
+/// Groups of each size, at each position of the ring, with places without a packet: the kernel
+/// finds the frames in their order, and not before the flush.
 #[test]
 fn groups_of_each_size() {
     let (mut fake, mut pool) = fake();
@@ -88,8 +88,8 @@ fn groups_of_each_size() {
     }
 }
 
-/// With each number of free places, a group is sent up to the place that is refused. What is refused
-/// is as it was, and is sent when there is room.
+/// With each number of free places, a group is sent up to the place that is refused. What is
+/// refused is as it was, and is sent when there is room.
 #[test]
 fn a_group_that_fills_the_ring() {
     for free in 0..=GROUP {
@@ -182,8 +182,8 @@ fn a_queue_that_has_stopped() {
     assert_eq!((fake.tx().outstanding(), pool.stats().inflight()), (0, 0));
 }
 
-/// The kernel completes frames that it has not read from the ring. Their places are not written again
-/// before it has.
+/// The kernel completes frames that it has not read from the ring. Their places are not written
+/// again before it has.
 #[test]
 fn frames_that_are_completed_before_they_are_read() {
     let (mut fake, mut pool) = fake();
@@ -202,8 +202,8 @@ fn frames_that_are_completed_before_they_are_read() {
     assert_returned(&mut fake, &mut pool, &got);
 }
 
-/// The kernel has read the ring, and the queue knows it, but nothing is completed: no more frames are
-/// sent than the completion ring has places.
+/// The kernel has read the ring, and the queue knows it, but nothing is completed: no more frames
+/// are sent than the completion ring has places.
 #[test]
 fn frames_that_are_read_and_not_completed() {
     let (mut fake, mut pool) = fake();

@@ -392,9 +392,9 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != id)
     }
 
-    /// Hands a frame over to another stack, at the end of the input. Its pages count in this stack's
-    /// budget until the other stack has polled it. A frame without payload is not limited by the
-    /// budget.
+    /// Hands a frame over to another stack, at the end of the input. Its pages count in this
+    /// stack's budget until the other stack has processed its group. A frame without payload is not
+    /// limited by the budget.
     fn hand_over(&mut self, stack: StackId, frame: P::Frame, payload: usize) {
         let Resources { host, budget, egress, outbox, .. } = &mut *self.resources;
         let stats = &mut egress.stats;

@@ -149,8 +149,9 @@ fn numbers(socket: &mut UdpSocket<Private>) -> Vec<u16> {
     std::iter::from_fn(receive).collect()
 }
 
-/// Frames for three stacks arrive by one queue in one poll, in runs and in turns, and a segment with
-/// the addresses of a datagram before it: each goes where it belongs, in order, and no page is left.
+/// Frames for three stacks arrive by one queue in one poll, in runs and in turns, and a segment
+/// with the addresses of a datagram before it: each goes where it belongs, in order, and no page is
+/// left.
 #[test]
 fn frames_for_several_stacks_in_one_poll() {
     let mut wire = Wire::new(StackOptions::default());
@@ -176,8 +177,9 @@ fn frames_for_several_stacks_in_one_poll() {
     assert_eq!(wire.stack.queues().0.pool.stats().inflight(), 0);
 }
 
-/// More frames than the mailbox has room for, and than the other stack processes in a poll: the rest
-/// of them is dropped, and the others arrive in order. Then the same with a budget for some of them.
+/// More frames than the mailbox has room for, and than the other stack processes in a poll: the
+/// rest of them is dropped, and the others arrive in order. Then the same with a budget for some of
+/// them.
 #[test]
 fn more_frames_than_another_stack_accepts() {
     let options = |receive, pages| StackOptions { receive, pages, ..StackOptions::default() };

@@ -258,8 +258,9 @@ impl Program {
         entries::record(&self.map, queue, cookie);
     }
 
-    /// Passes frames of receive queue `queue` to the kernel again, also if another value on the same
-    /// map has inserted the socket. Does nothing if the queue has no socket. One system call and a lock.
+    /// Passes frames of receive queue `queue` to the kernel again, also if another value on the
+    /// same map has inserted the socket. Does nothing if the queue has no socket. One system call
+    /// and a lock.
     ///
     /// # Errors
     ///

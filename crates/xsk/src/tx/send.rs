@@ -118,7 +118,8 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(self.limit - self.out.total() >= descriptors && self.tx.free(descriptors)? >= descriptors)
     }
 
-    /// Queues a plain packet. Returns any other packet. Also returns the packet if there is no room.
+    /// Queues a plain packet. Returns any other packet. Also returns the packet if there is no
+    /// room.
     #[inline(always)]
     pub(super) fn queue_plain(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
         let Some(desc) = plain(&self.region, &self.layout, &packet) else { return Err(packet) };

@@ -65,8 +65,8 @@ impl<P: Payload> Mailbox<P> {
         self.frames.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves the frames that other stacks have handed over into `arrived`, which is empty. Called by
-    /// the stack's thread alone. Cost, if there are none: a load.
+    /// Moves the frames that other stacks have handed over into `arrived`, which is empty. Called
+    /// by the stack's thread alone. Cost, if there are none: a load.
     pub(crate) fn receive(&self, arrived: &mut VecDeque<HandedOver<P>>) {
         debug_assert!(arrived.is_empty(), "frames would go back");
         if self.is_empty() {

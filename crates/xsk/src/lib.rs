@@ -86,6 +86,8 @@ mod sys;
 #[cfg(test)]
 mod testing;
 mod tx;
+#[cfg(all(test, not(loom)))]
+mod tx_groups;
 mod umem;
 mod umem_memory;
 mod wait_set;

@@ -127,26 +127,11 @@ impl<M: UmemMemory> Umem<M> {
         let sets = WaitSet::receive(watch.clone()).and_then(|rx| Ok((rx, WaitSet::transmit(watch)?)));
         let (receives, mut sends) = sets.map_err(failed("make an epoll set"))?;
 
-        // The lock is held until the socket is bound, because other sockets can share the memory
-        // only with a bound socket.
-        let mut sockets = self.sockets().lock().unwrap_or_else(PoisonError::into_inner);
-        let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
         let key = QueueKey::new(fd.as_fd(), ifindex, queue);
-        // The kernel's error would be that of a queue that does not exist: a second socket of the
-        // UMEM may have no fill ring of its own on this queue.
-        let is_open = |socket: Arc<XskSocket>| socket.key() == key && !socket.is_gone();
-        if sockets.iter().filter_map(Weak::upgrade).any(is_open) {
-            return Err(XskError::Busy { interface, queue });
-        }
+        let address = QueueAddress { interface: interface.clone(), ifindex, queue };
+        // Before pages are allocated for a socket that cannot be bound.
+        self.check(&self.sockets(), key, &address, &options)?;
         warn(ifindex, &interface, &quirks);
-        match (&first, options.required_mode()) {
-            (Some(first), Some(mode)) if mode != first.mode() => {
-                return Err(XskError::Mode { interface, queue, mode });
-            }
-            (Some(_), _) => {}
-            // The kernel may still count the memory for a socket that was closed.
-            (None, _) => self.register(&fd, if sockets.is_empty() { Retry::Once } else { Retry::Patient })?,
-        }
         let entries = level.checked_next_power_of_two().unwrap_or(u32::MAX).max(2);
         let (unbound, rings) = Unbound::new(fd, entries, &options)?;
         // Before the socket is bound, because a driver fills its own ring then.
@@ -154,16 +139,9 @@ impl<M: UmemMemory> Umem<M> {
         pool.poll(|napi| receive.refill(napi));
         // The missing pages may be those that are kept until the queue is bound.
         let kept = left.is_some() || held::any(key);
-        let address = QueueAddress { interface: interface.clone(), ifindex, queue };
-        let bound = match receive.short().filter(|_| !kept) {
-            None => unbound.bind(address, &options, &binding, first.as_deref(), Retry::Patient),
-            Some(error) => {
-                drop(unbound);
-                Err(error.into())
-            }
-        };
-        let socket = match bound {
-            Ok(socket) => Arc::new(socket),
+        let short = receive.short().filter(|_| !kept);
+        let socket = match self.bind_socket(unbound, (key, address), &options, &binding, short) {
+            Ok(socket) => socket,
             Err(NotOpened { error, was_bound }) => {
                 // The socket is closed. If it was never bound, it has received nothing, and all
                 // chunks are returned.
@@ -178,15 +156,67 @@ impl<M: UmemMemory> Umem<M> {
         if receive.short().is_some() {
             pool.poll(|napi| receive.refill(napi));
         }
-        sockets.retain(|socket| socket.strong_count() > 0);
-        sockets.push(Arc::downgrade(&socket));
-        drop(sockets);
         sends.set_mode(socket.mode());
         let (mode, multi_buffer) = (socket.mode(), socket.is_multi_buffer());
         let reason = socket.copy_reason().map(|reason| reason.to_string());
         let reason = reason.as_deref();
         netmem_pool::trace::info!(interface, queue, %mode, reason, multi_buffer, level, "AF_XDP socket bound");
         Ok(Opened { receive, transmit: rings.transmit, receives, sends, socket, features })
+    }
+
+    /// Registers the memory with a socket, unless another one has, and binds the socket. It is one
+    /// of the UMEM's sockets from then on. `short` is the error of a socket with too few chunks.
+    ///
+    /// The lock is held until the socket is bound, because other sockets can share the memory only
+    /// with a bound socket. No code of the user's runs meanwhile: a provider may open a queue of
+    /// the same UMEM, or have a lock of its own that is held around a call of [`open`](Self::open).
+    fn bind_socket(
+        &self,
+        unbound: Unbound,
+        (key, address): (QueueKey, QueueAddress),
+        options: &QueueOptions,
+        binding: &Binding,
+        short: Option<XskError>,
+    ) -> Result<Arc<XskSocket>, NotOpened> {
+        let mut sockets = self.sockets();
+        let first = self.check(&sockets, key, &address, options)?;
+        if first.is_none() {
+            // The kernel may still count the memory for a socket that was closed.
+            let retry = if sockets.is_empty() { Retry::Once } else { Retry::Patient };
+            self.register(unbound.as_fd(), retry)?;
+        }
+        if let Some(error) = short {
+            return Err(error.into());
+        }
+        let socket = Arc::new(unbound.bind(address, options, binding, first.as_deref(), Retry::Patient)?);
+        sockets.retain(|socket| socket.strong_count() > 0);
+        sockets.push(Arc::downgrade(&socket));
+        Ok(socket)
+    }
+
+    /// Checks whether a socket can be bound to a queue besides the UMEM's other sockets. Returns
+    /// the one with which it shares the memory.
+    fn check(
+        &self,
+        sockets: &[Weak<XskSocket>],
+        key: QueueKey,
+        address: &QueueAddress,
+        options: &QueueOptions,
+    ) -> Result<Option<Arc<XskSocket>>, XskError> {
+        let (interface, queue) = (&address.interface, address.queue);
+        // The kernel's error would be that of a queue that does not exist: a second socket of the
+        // UMEM may have no fill ring of its own on this queue.
+        let is_open = |socket: Arc<XskSocket>| socket.key() == key && !socket.is_gone();
+        if sockets.iter().filter_map(Weak::upgrade).any(is_open) {
+            return Err(XskError::Busy { interface: interface.clone(), queue });
+        }
+        let first = sockets.iter().find_map(|socket| socket.upgrade().filter(|socket| !socket.is_gone()));
+        match (&first, options.required_mode()) {
+            (Some(first), Some(mode)) if mode != first.mode() => {
+                Err(XskError::Mode { interface: interface.clone(), queue, mode })
+            }
+            _ => Ok(first),
+        }
     }
 
     /// Determines how a socket is to be bound, and sets the options that it needs before.
@@ -308,6 +338,8 @@ fn warn(ifindex: u32, interface: &str, quirks: &[&Quirk]) {
     if !warned.insert((ifindex, interface.to_owned())) {
         return;
     }
+    // The subscriber that receives the warnings is code of the user's.
+    drop(warned);
     for quirk in quirks {
         netmem_pool::trace::warn!(interface, driver = quirk.driver, source = quirk.source, "{}", quirk.text);
     }
@@ -320,7 +352,9 @@ mod tests {
     use crate::fake;
     use crate::options::UmemOptions;
     use crate::testing::{in_namespace, ip};
-    use netmem_pool::{KernelShared, RegionOptions, RegionProvider};
+    use netmem_pool::{KernelShared, RawPage, Region, RegionOptions, RegionProvider};
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// A queue that only sends has no chunks, and must not share a UMEM in zero-copy mode.
     #[test]
@@ -332,11 +366,89 @@ mod tests {
             let memory = RegionProvider::new(region);
             let umem = Umem::new(memory.region().clone(), &UmemOptions::new()).unwrap();
             let first = fake::socket(Mode::ZeroCopy);
-            umem.sockets().lock().unwrap().push(Arc::downgrade(&first));
+            umem.sockets().push(Arc::downgrade(&first));
             for options in [QueueOptions::new(), QueueOptions::new().mode(Mode::Copy)] {
                 let opened = umem.open_tx(ifindex, 0, memory.clone(), options);
                 assert!(matches!(opened, Err(XskError::Mode { queue: 0, mode: Mode::Copy, .. })), "{opened:?}");
             }
+        });
+    }
+
+    /// A provider of the user's, which opens another queue of the UMEM when it is called.
+    #[derive(Debug)]
+    struct Calls {
+        memory: Arc<RegionProvider<KernelShared>>,
+        umem: OnceLock<Umem<KernelShared>>,
+        ifindex: u32,
+        opened: Mutex<Vec<(XskRx, XskTx)>>,
+        /// Calls of `alloc` and `release`.
+        calls: [AtomicU32; 2],
+    }
+
+    impl Calls {
+        /// Opens queue 1, unless it is open.
+        fn call(&self, which: usize) {
+            let umem = self.umem.get().unwrap();
+            // Without this check, the test would not end.
+            assert!(!umem.is_locked(), "the UMEM is locked");
+            if self.calls[which].fetch_add(1, Ordering::Relaxed) == 0 {
+                self.opened.lock().unwrap().clear();
+                let opened = umem.open(self.ifindex, 1, self.memory.clone(), QueueOptions::new().fill(16));
+                self.opened.lock().unwrap().push(opened.unwrap());
+            }
+        }
+    }
+
+    // SAFETY: it has the pages of the other provider.
+    unsafe impl Provider<KernelShared> for Calls {
+        fn alloc(&self, pages: &mut [Option<RawPage<KernelShared>>]) -> usize {
+            self.call(0);
+            self.memory.alloc(pages)
+        }
+
+        unsafe fn release(&self, page: RawPage<KernelShared>) {
+            self.call(1);
+            // SAFETY: the caller's; all pages come from there.
+            unsafe { self.memory.release(page) }
+        }
+
+        fn page_size(&self) -> usize {
+            self.memory.page_size()
+        }
+
+        fn each(&self, f: &mut dyn FnMut(&Region<KernelShared>)) {
+            self.memory.each(f);
+        }
+    }
+
+    /// While a queue is opened, the user's provider is called for pages that are posted, and for
+    /// pages that the kernel returns. It opens another queue of the same UMEM in both calls.
+    #[test]
+    fn a_provider_opens_a_queue_while_another_is_opened() {
+        in_namespace(|| {
+            ip("link add calls0 numrxqueues 2 numtxqueues 2 type veth peer name calls1 numrxqueues 2 numtxqueues 2");
+            let ifindex = crate::netlink::Interface::by_name("calls0").unwrap().index;
+            let region = RegionOptions::new(256).huge_pages(false).build::<KernelShared>().unwrap();
+            let memory = RegionProvider::new(region);
+            let umem = Umem::new(memory.region().clone(), &UmemOptions::new()).unwrap();
+            let provider = Arc::new(Calls {
+                memory,
+                umem: umem.clone().into(),
+                ifindex,
+                opened: Mutex::default(),
+                calls: Default::default(),
+            });
+            let open = |queue| umem.open(ifindex, queue, provider.clone(), QueueOptions::new().fill(16).cache(0));
+            let calls = || provider.calls.each_ref().map(|calls| calls.load(Ordering::Relaxed));
+            let queues = open(0).unwrap();
+            assert!(calls()[0] > 0 && provider.opened.lock().unwrap().len() == 1);
+            // The posted pages are kept until the queue is bound again.
+            drop(queues);
+            let released = calls()[1];
+            let queues = open(0).unwrap();
+            assert!(calls()[1] > released, "no page was released while the queue was opened");
+            assert_eq!(provider.opened.lock().unwrap()[0].0.socket().queue(), 1);
+            drop((queues, provider.opened.lock().unwrap().drain(..).collect::<Vec<_>>()));
         });
     }
 }

@@ -281,6 +281,12 @@ impl<E: RingEntry> Producer<E> {
         self.next = self.next.wrapping_add(1);
     }
 
+    /// Writes entries one after the other: the index of the next place is read and stored once.
+    #[inline(always)]
+    pub(crate) fn writer(&mut self) -> Writer<'_, E> {
+        Writer { next: self.next, producer: self }
+    }
+
     /// Publishes the written entries to the consumer. Returns false if there were none.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> bool {
@@ -299,6 +305,28 @@ impl<E: RingEntry> Producer<E> {
         fence(Ordering::SeqCst);
         // SAFETY: *mapped*.
         unsafe { self.ring.pointers.flags.as_ref() }.load(Ordering::Relaxed) & RING_NEED_WAKEUP != 0
+    }
+}
+
+/// Entries that are being written. They are part of the ring when this value is dropped.
+pub(crate) struct Writer<'a, E: RingEntry> {
+    producer: &'a mut Producer<E>,
+    next: u32,
+}
+
+impl<E: RingEntry> Writer<'_, E> {
+    /// See [`Producer::push`].
+    #[inline(always)]
+    pub(crate) fn push(&mut self, entry: E) {
+        entry.store(self.producer.ring.slot(self.next));
+        self.next = self.next.wrapping_add(1);
+    }
+}
+
+impl<E: RingEntry> Drop for Writer<'_, E> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.producer.next = self.next;
     }
 }
 

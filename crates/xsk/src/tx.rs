@@ -348,6 +348,21 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
     }
 
+    fn send_group(&mut self, packets: &mut [Option<Packet<M>>]) -> usize {
+        let mut done = 0;
+        loop {
+            done += self.queue_plain_group(&mut packets[done..]);
+            let Some(place) = packets.get_mut(done) else { return done };
+            if let Some(packet) = place.take()
+                && let Err(packet) = self.send_slowly(packet)
+            {
+                *place = Some(packet);
+                return done;
+            }
+            done += 1;
+        }
+    }
+
     fn sendable(&self, packet: &Packet<M>) -> Sendable {
         if self.stats.stopped.is_some() || !self.supports(packet.meta) {
             return Sendable::Never;

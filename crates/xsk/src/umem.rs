@@ -12,8 +12,8 @@ use crate::sys;
 use crate::umem_memory::UmemMemory;
 use netmem_pool::{Direction, DmaDomain, MapError, Region};
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Bytes that the kernel leaves free in front of each received frame.
 pub(crate) const KERNEL_HEADROOM: usize = 256;
@@ -90,16 +90,23 @@ impl<M: UmemMemory> Umem<M> {
         &self.0.layout
     }
 
-    pub(crate) fn sockets(&self) -> &Mutex<Vec<Weak<XskSocket>>> {
-        &self.0.sockets
+    /// The sockets that use the UMEM, locked. No code of the user's may run meanwhile.
+    pub(crate) fn sockets(&self) -> MutexGuard<'_, Vec<Weak<XskSocket>>> {
+        self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether code runs that may run no code of the user's: see [`sockets`](Self::sockets).
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.sockets.try_lock().is_err()
     }
 
     /// Registers the memory with a socket. If the limit of locked memory is reached, this is
     /// repeated as `retry` says: the kernel counts the memory of a UMEM until some time after its
     /// last socket was closed.
-    pub(crate) fn register(&self, fd: &OwnedFd, retry: Retry) -> Result<(), XskError> {
+    pub(crate) fn register(&self, fd: BorrowedFd<'_>, retry: Retry) -> Result<(), XskError> {
         let bytes = self.0.layout.len;
-        let register = || sys::register(fd.as_fd(), self.0.region.as_ptr(), &self.0.layout);
+        let register = || sys::register(fd, self.0.region.as_ptr(), &self.0.layout);
         retry.run(libc::ENOBUFS, register).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOBUFS | libc::EPERM | libc::ENOMEM) => {
                 XskError::Memlock { bytes, queues: 1, limit: sys::memlock_limit(), source }

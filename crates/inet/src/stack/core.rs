@@ -137,6 +137,7 @@ impl<P: Payload> Core<P> {
         resources.gone = true;
         tcp.end(resources);
         resources.egress.loopback.clear();
+        resources.outbox.clear();
         resources.host.leave(resources.id);
         mem::take(&mut resources.wakers)
     }

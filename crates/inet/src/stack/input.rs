@@ -17,7 +17,7 @@ use crate::stack::payload::{Payload, ReceivedFrame, Transmit};
 use crate::stack::resources::Resources;
 use crate::stack::shared::directory::{NO_STACK, Protocol, StackId};
 use crate::stack::transport::datagrams::Datagrams;
-use crate::stack::transport::handles::ConnectionId;
+use crate::stack::transport::handles::{ConnectionId, UdpId};
 use crate::stack::transport::segment::{ReceivedSegment, SegmentInput};
 use crate::stack::transport::tcp::Tcp;
 use crate::tcp;
@@ -40,6 +40,30 @@ pub(crate) enum Origin {
     Reassembly,
 }
 
+/// The destination of the last frame, by which that of the next one is known if it is of the same
+/// flow. Users do not change sockets while frames are processed. A connection that is moved to
+/// another stack meanwhile is found where it was, as by a frame that is in a mailbox already.
+pub(crate) struct LastFlows {
+    /// Whether there is a next frame: the flow of a single one is not noted.
+    more: bool,
+    /// A flow of another stack.
+    handed_over: Option<(Protocol, Flow, StackId)>,
+    /// A flow of a socket for datagrams.
+    datagrams: Option<(Flow, UdpId)>,
+}
+
+impl LastFlows {
+    /// None, before the first of `frames` frames.
+    pub(crate) fn new(frames: usize) -> Self {
+        Self { more: frames > 1, handed_over: None, datagrams: None }
+    }
+
+    /// There are `frames` more frames.
+    pub(crate) fn expect(&mut self, frames: usize) {
+        self.more |= frames > 1;
+    }
+}
+
 /// The way of received frames to the groups that process them.
 pub(crate) struct Input<'a, P: Payload, T> {
     pub(crate) resources: &'a mut Resources<P>,
@@ -49,6 +73,8 @@ pub(crate) struct Input<'a, P: Payload, T> {
     pub(crate) tx: &'a mut T,
     /// The queue has fewer buffers posted than its reserve: payload is dropped.
     pub(crate) short: bool,
+    /// Empty at the beginning of a poll.
+    pub(crate) last: LastFlows,
 }
 
 impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
@@ -238,6 +264,10 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
 
     fn handle_tcp(&mut self, (ip, reply_path): (&Ip, ReplyPath), segment: &Segment, frame: P::Frame, origin: Origin) {
         let flow = ip.flow(segment.source_port, segment.destination_port);
+        if segment.header.flags.has(tcp::Flags::SYN) {
+            // The connection that had the flow may have ended meanwhile.
+            self.last.handed_over = None;
+        }
         if let Some(stack) = self.other_stack(Protocol::Tcp, &flow, origin) {
             return self.hand_over(stack, frame, segment.payload.len);
         }
@@ -272,7 +302,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             self.hand_over(stack, frame, datagram.payload.len);
             return true;
         }
-        let Some(socket) = self.datagrams.find(&flow) else { return false };
+        let Some(socket) = self.find_socket(&flow) else { return false };
         if self.short && origin != Origin::Loopback {
             self.resources.egress.stats.short += 1;
             return true;
@@ -284,6 +314,21 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             self.datagrams.handle_datagram(self.resources, socket, (flow, ecn), packet);
         }
         true
+    }
+
+    /// The socket for the datagrams of a flow.
+    #[inline]
+    fn find_socket(&mut self, flow: &Flow) -> Option<UdpId> {
+        if let Some((last, id)) = &self.last.datagrams
+            && last == flow
+        {
+            return Some(*id);
+        }
+        let id = self.datagrams.find(flow)?;
+        if self.last.more {
+            self.last.datagrams = Some((*flow, id));
+        }
+        Some(id)
     }
 
     /// Processes an ICMP error about a packet. It is used only if this host could have sent the
@@ -309,13 +354,27 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
 
     /// The other stack of the host that a packet of this flow is for, if there is one.
     #[inline]
-    fn other_stack(&self, protocol: Protocol, flow: &Flow, origin: Origin) -> Option<StackId> {
+    fn other_stack(&mut self, protocol: Protocol, flow: &Flow, origin: Origin) -> Option<StackId> {
         if origin == Origin::Mailbox || !self.resources.host.is_shared() {
             return None;
         }
+        if let Some((of, last, stack)) = &self.last.handed_over
+            && *of == protocol
+            && last == flow
+        {
+            return Some(*stack);
+        }
+        let stack = self.find_other_stack(protocol, flow)?;
+        if self.last.more {
+            self.last.handed_over = Some((protocol, *flow, stack));
+        }
+        Some(stack)
+    }
+
+    fn find_other_stack(&mut self, protocol: Protocol, flow: &Flow) -> Option<StackId> {
         let known = match protocol {
             Protocol::Tcp => self.tcp.connections.find(flow).is_some(),
-            Protocol::Udp => self.datagrams.find(flow).is_some(),
+            Protocol::Udp => self.find_socket(flow).is_some(),
         };
         if known {
             return None;
@@ -333,10 +392,11 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
         owner.or_else(|| directory.bound(protocol, flow)).filter(|&stack| stack != id)
     }
 
-    /// Hands a frame over to another stack. Its pages count in this stack's budget until the other
-    /// stack polls it. A frame without payload is not limited by the budget.
+    /// Hands a frame over to another stack, at the end of the input. Its pages count in this
+    /// stack's budget until the other stack has processed its group. A frame without payload is not
+    /// limited by the budget.
     fn hand_over(&mut self, stack: StackId, frame: P::Frame, payload: usize) {
-        let Resources { host, budget, egress, .. } = &mut *self.resources;
+        let Resources { host, budget, egress, outbox, .. } = &mut *self.resources;
         let stats = &mut egress.stats;
         if stack == NO_STACK {
             stats.departed += 1;
@@ -346,16 +406,6 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Input<'_, P, T> {
             stats.short += 1;
             return;
         }
-        let pages = frame.pages();
-        let charges = if payload > 0 { budget.try_charge_many(pages) } else { Some(budget.charge_many(pages)) };
-        let Some(charges) = charges else {
-            stats.over_budget += 1;
-            return;
-        };
-        if host.deliver(stack, (frame, charges)) {
-            stats.handed_over += 1;
-        } else {
-            stats.mailbox_full += 1;
-        }
+        outbox.add((host, budget), stats, stack, (frame, payload > 0));
     }
 }

@@ -13,6 +13,7 @@ use crate::stack::path::Path;
 use crate::stack::payload::Payload;
 use crate::stack::shared::directory::StackId;
 use crate::stack::shared::host::Host;
+use crate::stack::shared::outbox::Outbox;
 use crate::tcp::{Budget, Config};
 use crate::time::Time;
 use crate::wire::Flow;
@@ -31,6 +32,8 @@ pub(crate) struct Resources<P: Payload> {
     pub(crate) pages: SendPages,
     /// Received pages that connections, sockets and users may hold.
     pub(crate) budget: Budget,
+    /// Frames for other stacks.
+    pub(crate) outbox: Outbox<P>,
     /// Wakers that are called at the end of the poll, when no table is borrowed. A waker that is
     /// dropped is put here, too: it could drop a socket, which borrows the tables.
     pub(crate) wakers: Vec<Waker>,
@@ -58,6 +61,7 @@ impl<P: Payload> Resources<P> {
             pages: SendPages::new(egress.pool.limit()),
             egress,
             budget: Budget::waking(options.pages, waker),
+            outbox: Outbox::new(),
             wakers: Vec::new(),
             driver: None,
             gone: false,

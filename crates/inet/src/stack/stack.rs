@@ -3,13 +3,13 @@
 use crate::stack::connection_info::ConnectionInfo;
 use crate::stack::core::{Core, SharedCore};
 use crate::stack::egress::Egress;
-use crate::stack::input::{Input, Origin};
+use crate::stack::input::{Input, LastFlows, Origin};
 use crate::stack::options::StackOptions;
 use crate::stack::payload::{Payload, Transmit};
 use crate::stack::remote::{self, Remote, Remotes};
 use crate::stack::resources::Resources;
 use crate::stack::shared::host::Host;
-use crate::stack::shared::mailbox::{Mailbox, StackWaker};
+use crate::stack::shared::mailbox::{HandedOver, Mailbox, StackWaker};
 use crate::stack::sockets::sockets::Sockets;
 use crate::stack::source::Source;
 use crate::stack::stats::StackStats;
@@ -18,6 +18,7 @@ use netmem_packet::{Armed, TxQueue, Wait};
 use netmem_pool::{Mapped, SharedPool};
 use rustix::event::epoll;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,6 +35,8 @@ pub struct Stack<R: Source, T: TxQueue> {
     remote: Option<Box<dyn Remotes>>,
     pub(crate) core: Groups<R::Payload>,
     mailbox: Arc<Mailbox<R::Payload>>,
+    /// Frames of other stacks that are processed next.
+    arrived: VecDeque<HandedOver<R::Payload>>,
     /// The descriptors of both queues and the notifier.
     set: OwnedFd,
     /// Whether the transmit queue's descriptor ends a sleep. Once the descriptor is readable it
@@ -92,7 +95,8 @@ where
         let egress = Egress::new(pool, &tx);
         let resources = Resources::new(host.clone(), id, egress, options, now, mailbox.clone().into());
         let core = Groups(Rc::new(RefCell::new(Core::new(resources))));
-        Ok(Self { rx, tx, batch: R::batch(options.receive), remote: None, core, mailbox, set, awaits_tx: false })
+        let (batch, arrived) = (R::batch(options.receive), VecDeque::new());
+        Ok(Self { rx, tx, batch, remote: None, core, mailbox, arrived, set, awaits_tx: false })
     }
 
     /// Opens sockets.
@@ -115,7 +119,7 @@ where
     }
 
     fn poll_groups(&mut self, now: Time) -> usize {
-        let Self { rx, tx, batch, core, mailbox, .. } = self;
+        let Self { rx, tx, batch, core, mailbox, arrived, .. } = self;
         let mut guard = core.borrow_mut();
         let core = &mut *guard;
         core.resources.now = core.resources.now.max(now);
@@ -129,12 +133,17 @@ where
             let mut work = notified + poll(receive, batch);
             let Core { resources, tcp, datagrams, fragments, .. } = &mut *core;
             let short = R::is_short(batch);
-            let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short };
+            let last = LastFlows::new(R::frames(batch).len());
+            let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short, last };
             for frame in R::frames(batch).drain(..) {
                 input.handle_frame(frame, Origin::Queue);
             }
+            if arrived.is_empty() {
+                mailbox.receive(arrived);
+            }
+            input.last.expect(arrived.len());
             for _ in 0..receive {
-                let Some((frame, _charge)) = mailbox.pop() else { break };
+                let Some(HandedOver { frame, charges: _charges }) = arrived.pop_front() else { break };
                 input.handle_frame(frame, Origin::Mailbox);
                 work += 1;
             }
@@ -143,6 +152,8 @@ where
                 input.handle_frame(packet.into(), Origin::Loopback);
                 work += 1;
             }
+            let Resources { outbox, egress, .. } = &mut *input.resources;
+            outbox.flush(&mut egress.stats);
             work + core.poll(tx, completed, mailbox)
         });
         let mut wakers = std::mem::take(&mut core.resources.wakers);
@@ -295,7 +306,7 @@ impl<R: Source, T: TxQueue + Wait> Wait for Stack<R, T> {
         let (blocked, work) = (core.is_blocked(), core.has_work());
         drop(core);
         let mailbox = &self.mailbox;
-        let has_work = || !mailbox.is_empty() || self.has_remote_work();
+        let has_work = || !mailbox.is_empty() || !self.arrived.is_empty() || self.has_remote_work();
         if work || mailbox.notifier.arm(has_work) == Armed::Work {
             return Ok(Armed::Work);
         }

@@ -160,10 +160,15 @@ impl Budget {
         Charge::new(self.clone())
     }
 
+    /// Whether the limits allow `n` more buffers.
+    pub(crate) fn admits(&self, n: u32) -> bool {
+        self.room(1) >= n
+    }
+
     /// Counts `n` more buffers, if the limits allow all of them.
     #[must_use]
     pub(crate) fn try_charge_many(&self, n: u32) -> Option<Charges> {
-        (self.room(1) >= n).then(|| self.charge_many(n))
+        self.admits(n).then(|| self.charge_many(n))
     }
 
     /// Counts `n` more buffers, even above the limits.
@@ -316,6 +321,21 @@ pub(crate) struct Charges {
 }
 
 impl Charges {
+    /// Counts `n` more buffers, even above the limits.
+    #[cfg(feature = "stack")]
+    pub(crate) fn add(&mut self, n: u32) {
+        self.budget.add(n);
+        self.n += n;
+    }
+
+    /// Separates the charges of up to `n` buffers, without counting anew.
+    #[cfg(feature = "stack")]
+    pub(crate) fn split(&mut self, n: u32) -> Self {
+        let n = n.min(self.n);
+        self.n -= n;
+        Self { budget: self.budget.clone(), n }
+    }
+
     /// Separates the charge of one buffer, without counting anew. `None` if none is left.
     pub(super) fn take(&mut self) -> Option<Charge> {
         self.n = self.n.checked_sub(1)?;

@@ -2,9 +2,10 @@
 //! what arrives elsewhere finds it.
 
 use crate::common::addr;
-use crate::common::peer::{ACK, PSH, SYN, Seg, Wire, frame_of};
+use crate::common::peer::{ACK, PSH, RST, SYN, Seg, Wire, frame_of};
 use netmem_inet::tcp::Config;
-use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener};
+use netmem_inet::{Fragment, ListenOptions, SocketError, StackOptions, TcpListener, UdpSocket};
+use netmem_packet::{Armed, Wait};
 use netmem_pool::Private;
 use std::time::Duration;
 
@@ -131,4 +132,87 @@ fn a_connection_is_opened_from_a_port_of_its_own_queue() {
             assert_eq!(usize::from(stream.local_addr().port() ^ 81) % 2, queue);
         }
     }
+}
+
+/// A datagram of the peer's port 5000 to a port of the host.
+fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let packet = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    packet.ipv4(PEER, [10, 0, 0, 2], 64).udp(5000, port).write(&mut bytes, payload).unwrap();
+    bytes
+}
+
+/// The numbers in the datagrams that a socket has received.
+fn numbers(socket: &mut UdpSocket<Private>) -> Vec<u16> {
+    let mut places: [Fragment<Private>; 1] = Default::default();
+    let receive = || socket.recv_from(&mut places).ok().map(|_| u16::from_be_bytes([places[0][0], places[0][1]]));
+    std::iter::from_fn(receive).collect()
+}
+
+/// Frames for three stacks arrive by one queue in one poll, in runs and in turns, and a segment
+/// with the addresses of a datagram before it: each goes where it belongs, in order, and no page is
+/// left.
+#[test]
+fn frames_for_several_stacks_in_one_poll() {
+    let mut wire = Wire::new(StackOptions::default());
+    wire.add_queue(StackOptions::default());
+    wire.add_queue(StackOptions::default());
+    let all = [wire.stack.sockets(), wire.others[0].stack.sockets(), wire.others[1].stack.sockets()];
+    let mut sockets: Vec<_> =
+        all.iter().zip(50..).map(|(sockets, port)| sockets.bind(addr(&format!("0.0.0.0:{port}"))).unwrap()).collect();
+    let mut sent = [vec![], vec![], vec![]];
+    for n in 0..60_u16 {
+        let to = [0, 1, 1, 2, 1, 2, 2, 0, 0, 2][usize::from(n) % 10];
+        wire.frame(datagram(50 + to, &n.to_be_bytes()));
+        sent[usize::from(to)].push(n);
+        if n == 2 {
+            wire.put(&Seg { peer: 5000, port: 51, ..seg(ACK, 1, 1, b"") });
+        }
+    }
+    let answers = wire.poll();
+    assert!(answers.len() == 1 && answers[0].has(RST), "{answers:?}");
+    assert_eq!(sockets.iter_mut().map(numbers).collect::<Vec<_>>(), sent);
+    let handed_over = sent[1].len() + sent[2].len();
+    assert_eq!((wire.stack.stats().handed_over, wire.stack.pages()), (handed_over as u64, 0));
+    assert_eq!(wire.stack.queues().0.pool.stats().inflight(), 0);
+}
+
+/// More frames than the mailbox has room for, and than the other stack processes in a poll: the
+/// rest of them is dropped, and the others arrive in order. Then the same with a budget for some of
+/// them.
+#[test]
+fn more_frames_than_another_stack_accepts() {
+    let options = |receive, pages| StackOptions { receive, pages, ..StackOptions::default() };
+    let mut wire = Wire::new(options(256, 4096));
+    wire.add_queue(options(100, 4096));
+    let mut socket = wire.others[0].stack.sockets().bind(addr("0.0.0.0:53")).unwrap();
+    for n in 0..600_u16 {
+        wire.frame(datagram(53, &n.to_be_bytes()));
+    }
+    let now = wire.now;
+    for _ in 0..3 {
+        wire.stack.poll(now);
+    }
+    let stats = wire.stack.stats();
+    assert_eq!((stats.handed_over, stats.mailbox_full, wire.stack.pages()), (512, 88, 512));
+    let other = &mut wire.others[0].stack;
+    for polls in 1..=2 {
+        assert!(other.poll(now) > 0);
+        assert_eq!(numbers(&mut socket), (polls * 100 - 100..polls * 100).collect::<Vec<_>>());
+        assert_eq!(other.arm().unwrap(), Armed::Work, "frames wait");
+    }
+    // There is room again, and what comes now comes last.
+    wire.frame(datagram(53, &1000_u16.to_be_bytes()));
+    wire.poll();
+    assert_eq!(numbers(&mut socket), (200..512).chain([1000]).collect::<Vec<_>>());
+    assert_eq!((wire.stack.pages(), wire.stack.queues().0.pool.stats().inflight()), (0, 0));
+    let mut wire = Wire::new(options(256, 8));
+    wire.add_queue(options(256, 4096));
+    let mut socket = wire.others[0].stack.sockets().bind(addr("0.0.0.0:53")).unwrap();
+    (0..20_u16).for_each(|n| wire.frame(datagram(53, &n.to_be_bytes())));
+    wire.stack.poll(now);
+    let stats = wire.stack.stats();
+    assert_eq!((stats.handed_over, stats.over_budget, wire.stack.pages()), (8, 12, 8));
+    wire.poll();
+    assert_eq!((numbers(&mut socket), wire.stack.pages()), ((0..8).collect(), 0));
 }

@@ -119,6 +119,14 @@ fn ends_a_packet(head: &[u8]) -> bool {
         && (head[L3 + 6] & 0x3f, head[L3 + 7]) == (0, 0)
 }
 
+/// Whether a frame with these first bytes is a datagram of UDP over IPv4 without options, or an IP
+/// fragment of one. False proves nothing.
+#[inline]
+fn is_datagram(head: &[u8]) -> bool {
+    const L3: usize = 14;
+    head.get(L3 + 9) == Some(&Transport::Udp.number()) && head[12..=L3] == [8, 0, 0x45]
+}
+
 /// Whether the transport checksum of a packet is right. Reads all that the checksum is computed
 /// from.
 #[cold]
@@ -300,6 +308,10 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
 impl<H: Handler<M>, M: Mapped> Gro<H, M> {
     /// Passes a packet that is not as predicted. `head` are its first bytes.
     fn pass_unpredicted(&mut self, head: &[u8; MAX_HEAD], have: usize, mut packet: Packet<M>) {
+        // Nothing waits of its flow, and it would not wait either.
+        if !self.udp && is_datagram(&head[..have]) {
+            return self.inner.pass(packet);
+        }
         // Nothing waits, and this one would not wait either.
         if self.held.is_empty() && ends_a_packet(&head[..have]) {
             return self.inner.pass(packet);
@@ -367,5 +379,26 @@ mod tests {
         assert!(passed > 200 && ends_a_packet(&bytes) && !ends_a_packet(&bytes[..47]));
         bytes[14 + 20 + tcp::FLAGS] &= !tcp::PSH;
         assert!(joins(&bytes) && !ends_a_packet(&bytes));
+    }
+
+    /// If datagrams are not joined, those that are passed at once would not wait: all that differ
+    /// from one in one bit of their headers.
+    #[test]
+    fn datagrams_that_are_passed_at_once_would_not_wait() {
+        let mut bytes = Vec::new();
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        builder.udp(1000, 80).write(&mut bytes, &[7; 40]).unwrap();
+        let joins = |bytes: &[u8], udp| {
+            Joinable::parse(bytes, bytes.len(), Meta::default(), udp).is_some_and(|next| Join::new(&next).is_some())
+        };
+        let mut passed = 0;
+        for bit in 0..8 * 42 {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            passed += usize::from(is_datagram(&other));
+            assert!(!is_datagram(&other) || !joins(&other, false), "bit {bit}");
+        }
+        assert!(passed > 200 && is_datagram(&bytes) && joins(&bytes, true));
+        assert!((0..=23).all(|len| !is_datagram(&bytes[..len])));
     }
 }

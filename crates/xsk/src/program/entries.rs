@@ -5,13 +5,49 @@
 //! socket is dropped and its transmit queue is not, the socket stays open, and a program would
 //! redirect frames to a ring that no thread reads. A socket cannot be unbound, and it does not know
 //! its maps. So the writes are recorded here.
+//!
+//! A map has one record for each queue, the socket that was written last, whichever
+//! [`Program`](super::Program) has written it: several of them can be values on one map of the
+//! kernel's. Maps are therefore compared by their numbers in the kernel.
 
 use super::bpf;
 use crate::sys;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A map of sockets.
+/// A map of sockets, as a [`Program`](super::Program) has it.
+#[derive(Debug)]
+pub(super) struct SocketMap {
+    fd: Arc<OwnedFd>,
+    /// The kernel's number of the map. It is that of no other map while a descriptor is open.
+    id: u32,
+    /// Whether the map is the user's, whose program may redirect frames without this value.
+    foreign: bool,
+}
+
+impl SocketMap {
+    /// The map of a program of our own.
+    pub(super) fn own(fd: OwnedFd, id: u32) -> Self {
+        Self { fd: Arc::new(fd), id, foreign: false }
+    }
+
+    /// A map of the user's.
+    pub(super) fn foreign(fd: OwnedFd, id: u32) -> Self {
+        Self { foreign: true, ..Self::own(fd, id) }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+impl AsFd for SocketMap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The descriptor of a recorded map.
 enum Map {
     /// A map of our own program, for as long as its [`Program`](super::Program) exists: the program
     /// ends with it.
@@ -34,6 +70,8 @@ impl Map {
 /// An entry of a map.
 struct MapEntry {
     map: Map,
+    /// The kernel's number of the map.
+    id: u32,
     queue: u32,
     /// The number that the kernel assigns to a socket, and to no other one later.
     cookie: u64,
@@ -47,10 +85,9 @@ fn entries() -> MutexGuard<'static, Vec<MapEntry>> {
     entries
 }
 
-/// Runs `write`, which writes a socket into the map, and records the entry if it succeeds. The map
-/// is `foreign` if it is the user's.
+/// Runs `write`, which writes a socket into the map, and records the entry if it succeeds.
 pub(super) fn insert<E>(
-    (map, foreign): (&Arc<OwnedFd>, bool),
+    map: &SocketMap,
     queue: u32,
     socket: BorrowedFd<'_>,
     write: impl FnOnce() -> Result<(), E>,
@@ -60,29 +97,30 @@ pub(super) fn insert<E>(
     write()?;
     forget(&mut entries, map, queue);
     if let Ok(cookie) = sys::cookie(socket) {
-        push(&mut entries, (map, foreign), queue, cookie);
+        push(&mut entries, map, queue, cookie);
     }
     Ok(())
 }
 
 /// Records an entry that another process has written.
-pub(super) fn record(map: (&Arc<OwnedFd>, bool), queue: u32, cookie: u64) {
+pub(super) fn record(map: &SocketMap, queue: u32, cookie: u64) {
     let mut entries = entries();
-    forget(&mut entries, map.0, queue);
+    forget(&mut entries, map, queue);
     push(&mut entries, map, queue, cookie);
 }
 
-fn push(entries: &mut Vec<MapEntry>, (map, foreign): (&Arc<OwnedFd>, bool), queue: u32, cookie: u64) {
-    let map = if foreign { Map::Foreign(map.clone()) } else { Map::Own(Arc::downgrade(map)) };
-    entries.push(MapEntry { map, queue, cookie });
+fn push(entries: &mut Vec<MapEntry>, map: &SocketMap, queue: u32, cookie: u64) {
+    let (fd, id) = (&map.fd, map.id);
+    let map = if map.foreign { Map::Foreign(fd.clone()) } else { Map::Own(Arc::downgrade(fd)) };
+    entries.push(MapEntry { map, id, queue, cookie });
 }
 
-fn forget(entries: &mut Vec<MapEntry>, map: &Arc<OwnedFd>, queue: u32) {
-    entries.retain(|entry| entry.queue != queue || entry.map.upgrade().is_none_or(|of| !Arc::ptr_eq(&of, map)));
+fn forget(entries: &mut Vec<MapEntry>, map: &SocketMap, queue: u32) {
+    entries.retain(|entry| (entry.id, entry.queue) != (map.id, queue));
 }
 
 /// Runs `delete`, which removes the map's entry of a queue, and removes its record.
-pub(super) fn remove<E>(map: &Arc<OwnedFd>, queue: u32, delete: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+pub(super) fn remove<E>(map: &SocketMap, queue: u32, delete: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     let mut entries = entries();
     delete()?;
     forget(&mut entries, map, queue);

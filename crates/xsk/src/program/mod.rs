@@ -25,6 +25,7 @@ mod metadata;
 #[cfg(test)]
 mod tests;
 
+use self::entries::SocketMap;
 pub(crate) use self::entries::leave;
 pub use self::error::AttachError;
 use self::error::system;
@@ -37,7 +38,6 @@ use crate::rx_metadata::RxMetadataReader;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 
 /// The options of a program.
 #[derive(Clone, Debug)]
@@ -81,9 +81,7 @@ fn flags(mode: AttachMode) -> Result<u32, AttachError> {
 pub struct Program {
     /// The link, or `None` if the user has attached the program.
     link: Option<OwnedFd>,
-    map: Arc<OwnedFd>,
-    /// Whether the map is the user's, whose program may redirect frames without this value.
-    foreign: bool,
+    map: SocketMap,
     entries: u32,
     mode: Option<AttachMode>,
     frags: bool,
@@ -104,6 +102,8 @@ impl Program {
         let interface = interface(ifindex)?;
         let entries = interface.rx_queues.max(1);
         let map = bpf::create_xskmap(entries).map_err(system("making the map of sockets"))?;
+        let (id, entries) = look_at(map.as_fd())?;
+        let map = SocketMap::own(map, id);
         let with_metadata = match options.metadata {
             KernelMetadata::Off => None,
             KernelMetadata::Required => Some(attach_with_metadata(&interface, options, map.as_fd())?),
@@ -120,8 +120,7 @@ impl Program {
                 (link, mode, options.frags, None)
             }
         };
-        let (map, mode) = (Arc::new(map), Some(mode));
-        Ok(Self { link: Some(link), map, foreign: false, entries, mode, frags, metadata })
+        Ok(Self { link: Some(link), map, entries, mode: Some(mode), frags, metadata })
     }
 
     /// Checks whether this thread can load a program: makes a map, has the kernel verify a program,
@@ -184,21 +183,14 @@ impl Program {
     ///
     /// [`AttachError::NoSocketMap`] if the descriptor is that of something else.
     pub fn map(map: OwnedFd) -> Result<Self, AttachError> {
-        let found = bpf::map_info(map.as_fd()).map_err(system("looking at the map of sockets"))?;
-        let map_type = found.as_ref().map(|found| found.map_type);
-        match found.and_then(|found| found.xskmap_entries()) {
-            Some(entries) => {
-                let (map, metadata) = (Arc::new(map), None);
-                Ok(Self { link: None, map, foreign: true, entries, mode: None, frags: false, metadata })
-            }
-            None => Err(AttachError::NoSocketMap { map_type }),
-        }
+        let (id, entries) = look_at(map.as_fd())?;
+        let map = SocketMap::foreign(map, id);
+        Ok(Self { link: None, map, entries, mode: None, frags: false, metadata: None })
     }
 
     /// Whether the program with this number uses the map. `None` if this process may not ask.
     pub(crate) fn is_used_by(&self, program: u32) -> Option<bool> {
-        let map = bpf::map_info(self.map.as_fd()).ok()??.id;
-        Some(bpf::program_maps(program)?.contains(&map))
+        Some(bpf::program_maps(program)?.contains(&self.map.id()))
     }
 
     /// The name of the program with this number, if it has one and this process may read it.
@@ -213,12 +205,11 @@ impl Program {
         frags: bool,
         metadata: Option<RxMetadataReader>,
     ) -> Result<Self, AttachError> {
-        let mut program = Self::map(map)?;
-        (program.link, program.mode, program.frags) = (Some(link), Some(mode), frags);
-        program.metadata = metadata.map(Metadata::of_helper);
+        let (id, entries) = look_at(map.as_fd())?;
         // The map is that of the program, which ends with the link.
-        program.foreign = false;
-        Ok(program)
+        let map = SocketMap::own(map, id);
+        let metadata = metadata.map(Metadata::of_helper);
+        Ok(Self { link: Some(link), map, entries, mode: Some(mode), frags, metadata })
     }
 
     /// The descriptors of link and map, the mode of the program, whether it accepts frames of
@@ -243,14 +234,19 @@ impl Program {
     /// [`attach_pinned`](Self::attach_pinned)), this also applies when this value was dropped
     /// before: the map's descriptor stays open until the [`XskRx`](crate::XskRx) ends. For a socket
     /// that is not of an [`XskRx`](crate::XskRx) of this process, it stays open until
-    /// [`remove`](Self::remove), or until another socket of the queue is inserted by this value.
+    /// [`remove`](Self::remove), or until another socket of the queue is inserted.
+    ///
+    /// Several values of this process can have one map of the kernel's. A queue has the socket that
+    /// was inserted last, by whichever value, and an earlier socket that ends leaves it there.
+    /// Warning: this process cannot see that another process has put a socket into the map. If a
+    /// socket that this process has put there before ends then, it removes that of the other.
     ///
     /// # Errors
     ///
     /// [`AttachError::Queue`]; [`AttachError::System`] if the descriptor is no AF_XDP socket.
     pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), AttachError> {
         self.check_queue(queue)?;
-        entries::insert((&self.map, self.foreign), queue, socket, || {
+        entries::insert(&self.map, queue, socket, || {
             let what = "putting a socket into the program's map";
             bpf::update(self.map.as_fd(), queue, socket.as_raw_fd() as u32).map_err(system(what))
         })
@@ -259,11 +255,12 @@ impl Program {
     /// Records that another process has put the socket with this number into the map, as
     /// [`insert`](Self::insert) does.
     pub(crate) fn has(&self, queue: u32, cookie: u64) {
-        entries::record((&self.map, self.foreign), queue, cookie);
+        entries::record(&self.map, queue, cookie);
     }
 
-    /// Passes frames of receive queue `queue` to the kernel again. Does nothing if the queue has no
-    /// socket. One system call and a lock.
+    /// Passes frames of receive queue `queue` to the kernel again, also if another value on the
+    /// same map has inserted the socket. Does nothing if the queue has no socket. One system call
+    /// and a lock.
     ///
     /// # Errors
     ///
@@ -357,6 +354,14 @@ fn interface(ifindex: u32) -> Result<Interface, AttachError> {
         Some(libc::ENODEV) => AttachError::NoInterface(format!("number {ifindex}")),
         _ => AttachError::System { what: "looking at the interface", source },
     })
+}
+
+/// The kernel's number of a map of sockets, and the number of its entries.
+fn look_at(map: BorrowedFd<'_>) -> Result<(u32, u32), AttachError> {
+    let found = bpf::map_info(map).map_err(system("looking at the map of sockets"))?;
+    let map_type = found.as_ref().map(|found| found.map_type);
+    let of = found.and_then(|found| Some((found.id, found.xskmap_entries()?)));
+    of.ok_or(AttachError::NoSocketMap { map_type })
 }
 
 fn load(filter: &Filter, map: BorrowedFd<'_>, frags: bool) -> Result<OwnedFd, AttachError> {

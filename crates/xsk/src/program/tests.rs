@@ -462,6 +462,44 @@ fn pinned_programs_are_used() {
     });
 }
 
+/// Two values have the same map of the kernel's. The second puts a socket into the place of one
+/// that the first has put there. When the first socket's receive queue ends, the second stays.
+#[test]
+fn a_socket_stays_that_another_value_has_put_into_the_map() {
+    in_namespace(|| {
+        let map = bpf::create_xskmap(1).unwrap();
+        let program = load(&Filter::default(), map.as_fd(), true).unwrap();
+        let redirects = || bpf::test_run(program.as_fd(), &[0; 64]).unwrap() == 4;
+        let [first, second] = [socket(), socket()];
+        for own in [false, true] {
+            let value = || {
+                let (fd, id) = (map.try_clone().unwrap(), look_at(map.as_fd()).unwrap().0);
+                let map = if own { SocketMap::own(fd, id) } else { SocketMap::foreign(fd, id) };
+                Program { link: None, map, entries: 1, mode: None, frags: false, metadata: None }
+            };
+            let (one, other) = (value(), value());
+            one.insert(0, first.as_fd()).unwrap();
+            other.insert(0, second.as_fd()).unwrap();
+            leave(first.as_fd(), false);
+            assert!(redirects(), "own: {own}");
+            // The socket that was put there last leaves, by whichever value it came.
+            one.insert(0, first.as_fd()).unwrap();
+            leave(second.as_fd(), false);
+            assert!(redirects(), "own: {own}");
+            leave(first.as_fd(), false);
+            assert!(!redirects(), "own: {own}");
+            // What one value removes is not removed again for the other.
+            one.insert(0, first.as_fd()).unwrap();
+            other.remove(0).unwrap();
+            assert!(!redirects(), "own: {own}");
+            bpf::update(map.as_fd(), 0, second.as_raw_fd() as u32).unwrap();
+            leave(first.as_fd(), false);
+            assert!(redirects(), "own: {own}");
+            other.remove(0).unwrap();
+        }
+    });
+}
+
 /// The capabilities that a program needs, checked with the kernel: sets that are documented as
 /// sufficient are sufficient, and capabilities that are reported as missing are needed.
 #[test]

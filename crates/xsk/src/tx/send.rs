@@ -10,11 +10,12 @@
 use super::XskTx;
 use crate::fault::Fault;
 use crate::if_xdp::{Desc, PKT_CONTD, TX_METADATA, TX_METADATA_LEN};
+use crate::layout::Layout;
 use crate::metadata::TxRequest;
 use crate::options::Mode;
 use crate::umem_memory::UmemMemory;
 use netmem_packet::{Checksum, MAX_FRAGS, Packet, TxQueue};
-use netmem_pool::Frag;
+use netmem_pool::{Frag, Region};
 
 /// The reason why a packet is not sent as it is.
 pub(super) enum Unsendable {
@@ -40,6 +41,19 @@ pub(super) fn most_descriptors(mode: Mode, multi_buffer: bool, zero_copy: Option
         Mode::Copy => KERNEL,
         Mode::ZeroCopy => zero_copy.unwrap_or(1).clamp(1, KERNEL),
     }
+}
+
+/// The descriptor of a plain packet: of one fragment in one chunk, without offloads or requests, as
+/// most packets are. `None` for any other packet.
+#[inline(always)]
+fn plain<M: UmemMemory>(region: &Region<M>, layout: &Layout, packet: &Packet<M>) -> Option<Desc> {
+    let (head, meta) = (packet.head(), packet.meta);
+    let (index, len) = (region.index_of(head)?, head.len());
+    let addr = layout.addr(index, head.offset());
+    let in_chunk = len > 0 && (addr as usize & (layout.chunk - 1)) + len <= layout.chunk;
+    let no_requests = meta.gso.is_none() && !matches!(meta.checksum, Checksum::Partial { .. });
+    let plain = no_requests && in_chunk && packet.frags().is_empty();
+    plain.then_some(Desc { addr, len: len as u32, options: 0 })
 }
 
 impl<M: UmemMemory> XskTx<M> {
@@ -104,26 +118,54 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(self.limit - self.out.total() >= descriptors && self.tx.free(descriptors)? >= descriptors)
     }
 
-    /// Queues a packet of one fragment in one chunk, without offloads or requests, as most packets
-    /// are. Returns any other packet. Also returns the packet if there is no room.
+    /// Queues a plain packet. Returns any other packet. Also returns the packet if there is no
+    /// room.
     #[inline(always)]
     pub(super) fn queue_plain(&mut self, packet: Packet<M>) -> Result<(), Packet<M>> {
-        let Some(addr) = self.addr(packet.head()) else { return Err(packet) };
-        let len = packet.head().len();
-        let plain = packet.meta.gso.is_none() && !matches!(packet.meta.checksum, Checksum::Partial { .. });
-        let in_chunk = len > 0 && (addr as usize & (self.layout.chunk - 1)) + len <= self.layout.chunk;
+        let Some(desc) = plain(&self.region, &self.layout, &packet) else { return Err(packet) };
         let room = self.out.total() < self.limit && self.tx.known_free() > 0 && self.stats.stopped.is_none();
-        if !(plain && in_chunk && room) {
+        if !room {
             return Err(packet);
         }
         let head = packet.into_head()?;
         self.stats.frames += 1;
-        self.stats.bytes += len as u64;
+        self.stats.bytes += u64::from(desc.len);
         self.stats.descriptors += 1;
         let _ = head.into_count();
-        self.out.insert((addr >> self.layout.shift) as u32);
-        self.tx.push(Desc { addr, len: len as u32, options: 0 });
+        self.out.insert((desc.addr >> self.layout.shift) as u32);
+        self.tx.push(desc);
         Ok(())
+    }
+
+    /// Queues plain packets from the front of `packets`, as long as there is room. Returns how many
+    /// places are empty now. No user code runs, so that all of them are counted at the end.
+    #[inline(always)]
+    pub(super) fn queue_plain_group(&mut self, packets: &mut [Option<Packet<M>>]) -> usize {
+        let stopped = self.stats.stopped.is_some();
+        let room = if stopped { 0 } else { self.tx.known_free().min(self.limit - self.out.total()) };
+        let (layout, mut queued, mut bytes, mut done) = (self.layout, 0, 0, 0);
+        let mut ring = self.tx.writer();
+        for place in packets {
+            if let Some(packet) = place {
+                let Some(desc) = plain(&self.region, &layout, packet).filter(|_| queued < room) else { break };
+                if let Some(packet) = place.take() {
+                    // Not an error: it is plain.
+                    let head = packet.into_head();
+                    debug_assert!(head.is_ok());
+                    let _ = head.map(Frag::into_count);
+                }
+                queued += 1;
+                bytes += u64::from(desc.len);
+                self.out.insert((desc.addr >> layout.shift) as u32);
+                ring.push(desc);
+            }
+            done += 1;
+        }
+        drop(ring);
+        self.stats.frames += u64::from(queued);
+        self.stats.bytes += bytes;
+        self.stats.descriptors += u64::from(queued);
+        done
     }
 
     /// The part of [`send`](TxQueue::send) for a packet that is not [plain](Self::queue_plain), or

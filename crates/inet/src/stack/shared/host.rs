@@ -10,7 +10,7 @@ use crate::ports::Ports;
 use crate::route::{RouteError, Routes};
 use crate::stack::payload::Payload;
 use crate::stack::shared::directory::{Directory, StackId};
-use crate::stack::shared::mailbox::{HandedOver, Mailbox};
+use crate::stack::shared::mailbox::Mailbox;
 use crate::stack::shared::saved::SavedStream;
 use crate::tcp::Secret;
 use crate::time::Time;
@@ -250,9 +250,9 @@ impl<P: Payload> Host<P> {
         }
     }
 
-    /// Puts a frame into a stack's mailbox. Returns false if it is full, or the stack is gone.
-    pub(crate) fn deliver(&self, stack: StackId, frame: HandedOver<P>) -> bool {
-        self.mailboxes().get(stack as usize).is_some_and(|mailbox| mailbox.push(frame))
+    /// The mailbox of a stack, which may be gone.
+    pub(crate) fn mailbox(&self, stack: StackId) -> Option<Arc<Mailbox<P>>> {
+        self.mailboxes().get(stack as usize).cloned()
     }
 }
 

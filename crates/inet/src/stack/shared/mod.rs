@@ -4,4 +4,5 @@ pub(crate) mod directory;
 pub(crate) mod host;
 pub(crate) mod mailbox;
 pub(crate) mod notifier;
+pub(crate) mod outbox;
 pub(crate) mod saved;

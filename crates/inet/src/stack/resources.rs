@@ -13,7 +13,7 @@ use crate::stack::path::Path;
 use crate::stack::payload::Payload;
 use crate::stack::shared::directory::StackId;
 use crate::stack::shared::host::Host;
-use crate::tcp::{Budget, Config};
+use crate::tcp::{Config, LocalBudget};
 use crate::time::Time;
 use crate::wire::Flow;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ pub(crate) struct Resources<P: Payload> {
     /// The pages of the pool, from which users write.
     pub(crate) pages: SendPages,
     /// Received pages that connections, sockets and users may hold.
-    pub(crate) budget: Budget,
+    pub(crate) budget: LocalBudget,
     /// Wakers that are called at the end of the poll, when no table is borrowed. A waker that is
     /// dropped is put here, too: it could drop a socket, which borrows the tables.
     pub(crate) wakers: Vec<Waker>,
@@ -57,7 +57,7 @@ impl<P: Payload> Resources<P> {
             now,
             pages: SendPages::new(egress.pool.limit()),
             egress,
-            budget: Budget::waking(options.pages, waker),
+            budget: LocalBudget::waking(options.pages, waker),
             wakers: Vec::new(),
             driver: None,
             gone: false,

@@ -156,13 +156,17 @@ fn what_the_thread_of_a_stack_counts_is_returned_anywhere() {
 /// A connection that is idle in between is counted at its home still, and ends once.
 #[test]
 fn a_clone_of_a_local_budget_keeps_its_home() {
-    let queue = LocalBudget::waking(30, Waker::noop().clone());
+    let calls = Arc::new(Woken::default());
+    let queue = LocalBudget::waking(30, calls.clone().into());
     let one = LocalBudget::within(20, Some(&queue));
     let weak = Arc::downgrade(counts(&one));
     let other = one.clone();
     drop(one);
     assert!(counts(&other).charged.is_home());
-    drop(other.try_charge());
+    let held = [other.try_charge(), other.try_charge()];
+    other.wait();
+    drop(held);
+    assert_eq!((calls.0.load(Ordering::Relaxed), other.used(), queue.used()), (1, 0, 0), "it is woken once");
     drop(other);
     assert_eq!(weak.strong_count(), 0);
     let apart = LocalBudget::within(20, Some(&Budget::new(30)));

@@ -1,7 +1,7 @@
 //! A count that one thread changes by plain loads and stores, and all others by atomic operations.
 //!
-//! Why: nearly all buffers are counted, and returned, by the thread of their stack. Each needed four
-//! atomic read-modify-write operations there. Other threads return some of the buffers.
+//! Why: nearly all buffers are counted, and returned, by the thread of their stack. Each needed
+//! four atomic read-modify-write operations there. Other threads return some of the buffers.
 //!
 //! ```text
 //!          home, the thread of the stack        any other thread
@@ -30,7 +30,7 @@
 //! ```text
 //!   home                                        any other thread
 //!   1  awaited = true                           1  others.fetch_sub(n)
-//!   2  reads others                             2  reads awaited; if true, swaps it, and wakes home
+//!   2  reads others                             2  reads awaited; if true, swaps it and wakes
 //! ```
 //!
 //! All four accesses are sequentially consistent, so at least one thread sees the other thread's

@@ -6,7 +6,7 @@
 use crate::reassembly::Reassembly;
 use crate::stack::payload::{Payload, ReceivedFrame};
 use crate::stack::resources::Resources;
-use crate::tcp::{Budget, Charges, Chunk};
+use crate::tcp::{Budget, Charges, Chunk, LocalBudget};
 use crate::time::Time;
 use crate::wire::Ip;
 use netmem_packet::{Meta, Packet};
@@ -16,13 +16,13 @@ use std::rc::Rc;
 /// The incomplete datagrams of a stack. A quarter of its page budget is for them.
 pub(crate) struct Fragments<M: Mapped> {
     reassembly: Reassembly<FragmentContent<M>>,
-    budget: Budget,
+    budget: LocalBudget,
 }
 
 impl<M: Mapped> Fragments<M> {
     /// `budget` is the stack's, of `pages` pages.
     pub(crate) fn new(pages: u32, budget: &Budget) -> Self {
-        Self { reassembly: Reassembly::new(), budget: Budget::within(pages / 4, Some(budget)) }
+        Self { reassembly: Reassembly::new(), budget: LocalBudget::within(pages / 4, Some(budget)) }
     }
 
     /// When the first datagram has waited for too long.

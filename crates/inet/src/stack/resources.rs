@@ -14,7 +14,7 @@ use crate::stack::payload::Payload;
 use crate::stack::shared::directory::StackId;
 use crate::stack::shared::host::Host;
 use crate::stack::shared::outbox::Outbox;
-use crate::tcp::{Budget, Config};
+use crate::tcp::{Config, LocalBudget};
 use crate::time::Time;
 use crate::wire::Flow;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ pub(crate) struct Resources<P: Payload> {
     /// The pages of the pool, from which users write.
     pub(crate) pages: SendPages,
     /// Received pages that connections, sockets and users may hold.
-    pub(crate) budget: Budget,
+    pub(crate) budget: LocalBudget,
     /// Frames for other stacks.
     pub(crate) outbox: Outbox<P>,
     /// Wakers that are called at the end of the poll, when no table is borrowed. A waker that is
@@ -60,7 +60,7 @@ impl<P: Payload> Resources<P> {
             now,
             pages: SendPages::new(egress.pool.limit()),
             egress,
-            budget: Budget::waking(options.pages, waker),
+            budget: LocalBudget::waking(options.pages, waker),
             outbox: Outbox::new(),
             wakers: Vec::new(),
             driver: None,

@@ -6,23 +6,19 @@
 //! connection and for its queue. A buffer is counted from the moment in which its segment is stored
 //! until the user drops the payload.
 //!
-//! Users drop payload on any thread. A connection whose window is small because buffers are missing
-//! waits for that:
-//!
-//! ```text
-//!   the stack's thread       the thread that drops payload
-//!   1  awaited = true        1  used -= 1
-//!   2  reads used            2  reads awaited; if true, swaps it and calls the queue's waker
-//! ```
-//!
-//! All four accesses are sequentially consistent, so at least one thread sees the other thread's
-//! store.
+//! Users drop payload on any thread, and mostly on that of the stack. That thread counts by plain
+//! loads and stores, and others by atomic operations: see `count`. A connection whose window is
+//! small because buffers are missing waits until one is returned.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
+
+use count::Count;
+pub(crate) use local::LocalBudget;
 
 /// How many buffers a holder of `used` may occupy in all, if `free` of `limit` are free: the square
 /// of what were free without it, by twice `limit`, but at least one.
@@ -50,17 +46,21 @@ const KEPT: u32 = 16;
 #[derive(Clone)]
 pub struct Budget(Arc<Counts>);
 
+/// The counts of a budget.
+///
+/// A charge has a pointer to them, and no counted reference: while `charged` counts anything or has
+/// a home, one strong reference belongs to no value. The call that ends the last counting drops it.
 struct Counts {
-    used: AtomicU32,
-    /// How many of `used` are detached.
+    /// Buffers, apart from those that are detached.
+    charged: Count,
     detached: AtomicU32,
-    /// Whether a connection waits for a buffer.
-    awaited: AtomicBool,
     limit: u32,
+    /// The number of [`LocalBudget`]s, if `charged` has a home.
+    locals: AtomicU32,
     parent: Option<Budget>,
     /// The waker that is called when a buffer is returned while a connection waits. Only the
     /// queue's budget has one.
-    waker: Option<Waker>,
+    waker: Option<Box<Waker>>,
 }
 
 impl Budget {
@@ -84,26 +84,30 @@ impl Budget {
     }
 
     fn with(limit: u32, parent: Option<Self>, waker: Option<Waker>) -> Self {
-        let (used, detached, awaited) = Default::default();
-        Self(Arc::new(Counts { used, detached, awaited, limit, parent, waker }))
+        Self::counting(Count::new(false), limit, parent, waker)
+    }
+
+    fn counting(charged: Count, limit: u32, parent: Option<Self>, waker: Option<Waker>) -> Self {
+        let (detached, locals) = Default::default();
+        Self(Arc::new(Counts { charged, detached, limit, locals, parent, waker: waker.map(Box::new) }))
     }
 
     #[inline]
-    fn levels(&self) -> impl Iterator<Item = &Counts> {
-        std::iter::successors(Some(self), |budget| budget.0.parent.as_ref()).map(|budget| &*budget.0)
+    fn levels(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |budget| budget.0.parent.as_ref())
     }
 
     /// Requests a call of the queue's waker when a buffer is returned that is counted here or in
     /// the parent. Check [`free`](Self::free) again after this call: buffers that were returned
-    /// before it did not call the waker.
+    /// before it did not call the waker. For the thread of the stack.
     pub fn wait(&self) {
-        self.levels().for_each(|counts| counts.awaited.store(true, Ordering::SeqCst));
+        self.levels().for_each(|budget| budget.0.charged.wait());
     }
 
     /// Buffers that are counted now.
     #[must_use]
     pub fn used(&self) -> u32 {
-        self.0.used.load(Ordering::SeqCst)
+        self.0.charged.sum().wrapping_add(self.0.detached.load(Ordering::SeqCst))
     }
 
     /// Buffers that can be promised to the peer, besides those that are counted. For a part of
@@ -128,17 +132,17 @@ impl Budget {
     /// Buffers that can still be counted, here and in the parent, if this budget may have the
     /// `part`th part of its share.
     fn room(&self, part: u32) -> u32 {
-        let (limit, used) = (self.0.limit, self.used());
+        let (limit, shared) = (self.0.limit, self.0.charged.sum());
+        let used = shared.wrapping_add(self.0.detached.load(Ordering::SeqCst));
         let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
         let kept = parent.0.limit.div_ceil(KEPT);
         let free = parent.room(1).saturating_sub(kept);
-        let shared = used.saturating_sub(self.0.detached.load(Ordering::Relaxed));
         let share = share(free, shared, parent.0.limit - kept) / part;
         limit.saturating_sub(used).min(share.max(1).saturating_sub(shared)).min(free)
     }
 
     /// Counts one more buffer, if the limits and the share allow it. Cost: an atomic addition here
-    /// and in the parent.
+    /// and in the parent, and none on the thread of a stack whose budgets they are.
     #[must_use]
     pub fn try_charge(&self) -> Option<Charge> {
         // Two queues can charge the parent's last buffer at the same time. The limit is then
@@ -156,8 +160,7 @@ impl Budget {
     /// admitted.
     #[must_use]
     pub fn charge(&self) -> Charge {
-        self.add(1);
-        Charge::new(self.clone())
+        Charge(Holding::Once(self.add(1)))
     }
 
     /// Whether the limits allow `n` more buffers.
@@ -174,35 +177,43 @@ impl Budget {
     /// Counts `n` more buffers, even above the limits.
     #[must_use]
     pub(crate) fn charge_many(&self, n: u32) -> Charges {
-        self.add(n);
-        Charges { budget: self.clone(), n }
+        Charges { counted: self.add(n), n }
     }
 
-    fn add(&self, n: u32) {
-        let mut at = Some(self);
-        while let Some(budget) = at {
-            budget.0.used.fetch_add(n, Ordering::Relaxed);
-            at = budget.0.parent.as_ref();
+    fn add(&self, n: u32) -> Counted {
+        for budget in self.levels() {
+            if n > 0 && budget.0.charged.add(n) {
+                // The reference that belongs to no value.
+                std::mem::forget(budget.0.clone());
+            }
         }
+        Counted::new(self)
     }
 
-    /// Ends the counting of `n` buffers whose charges were [detached](Charge::detach). Cost: two
-    /// atomic subtractions here, and one in the parent.
+    /// Ends the counting of `n` buffers whose charges were [detached](Charge::detach). Cost: an
+    /// atomic subtraction here and in the parent.
     pub fn uncharge(&self, n: u32) {
-        self.0.detached.fetch_sub(n, Ordering::Relaxed);
-        self.remove(n);
-    }
-
-    /// Ends the counting of `n` buffers.
-    fn remove(&self, n: u32) {
         let mut awaited = false;
-        for counts in self.levels() {
-            counts.used.fetch_sub(n, Ordering::SeqCst);
-            awaited |= counts.awaited.load(Ordering::SeqCst) && counts.awaited.swap(false, Ordering::SeqCst);
+        for budget in self.levels() {
+            budget.0.detached.fetch_sub(n, Ordering::SeqCst);
+            awaited |= budget.0.charged.stop_waiting();
         }
         if awaited {
-            self.levels().filter_map(|counts| counts.waker.as_ref()).for_each(Waker::wake_by_ref);
+            self.wake();
         }
+    }
+
+    /// Buffers were returned on the thread that waits for them.
+    #[cold]
+    fn returned(&self) {
+        if self.levels().filter(|budget| budget.0.charged.stop_waiting()).count() > 0 {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        self.levels().filter_map(|budget| budget.0.waker.as_ref()).for_each(|waker| waker.wake_by_ref());
     }
 }
 
@@ -252,71 +263,159 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// One counted buffer. Dropping this value ends the counting.
-#[derive(Debug)]
-pub struct Charge(Counted);
+/// A pointer to counts in which buffers are counted. It dangles as soon as they are not.
+#[derive(Clone, Copy)]
+struct Counted(NonNull<Counts>);
 
-#[derive(Debug)]
-enum Counted {
-    Once(Budget),
+// SAFETY: it stands for a reference to counts, which are `Send` and `Sync` (below).
+unsafe impl Send for Counted {}
+// SAFETY: as above.
+unsafe impl Sync for Counted {}
+
+const _: () = {
+    const fn goes<T: Send + Sync>() {}
+    goes::<Arc<Counts>>();
+};
+
+impl Counted {
+    fn new(budget: &Budget) -> Self {
+        // SAFETY: it is the address of a value. It is not made of a reference, because the pointer
+        // turns into an `Arc` again.
+        Self(unsafe { NonNull::new_unchecked(Arc::as_ptr(&budget.0).cast_mut()) })
+    }
+
+    /// The budget.
+    ///
+    /// # Safety
+    ///
+    /// At least one buffer is counted, or this thread is the home of the counts.
+    unsafe fn budget(self) -> Budget {
+        // SAFETY: it comes from an `Arc`. As long as anything is counted, or the counts have a
+        // home, one strong reference belongs to no value.
+        unsafe {
+            Arc::increment_strong_count(self.0.as_ptr());
+            Budget(Arc::from_raw(self.0.as_ptr()))
+        }
+    }
+
+    /// Ends the counting of `n` buffers, at least one, here and in the parents. Cost: loads and
+    /// stores on the thread of the stack; and on others four atomic operations.
+    ///
+    /// # Safety
+    ///
+    /// [`Budget::add`] has counted them, and their counting was not ended before.
+    #[inline]
+    unsafe fn remove(self, n: u32) {
+        // SAFETY: `n` buffers are counted.
+        let counts = unsafe { self.0.as_ref() };
+        if let Some(parent) = &counts.parent
+            && counts.charged.is_home()
+            && parent.0.charged.is_home()
+            && parent.0.parent.is_none()
+        {
+            let awaited = [counts.charged.remove_own(n), parent.0.charged.remove_own(n)];
+            if awaited.contains(&true) {
+                // SAFETY: this thread is their home.
+                unsafe { self.budget() }.returned();
+            }
+            return;
+        }
+        // SAFETY: as promised.
+        unsafe { self.remove_anywhere(n) };
+    }
+
+    /// The same, whichever budgets have their home on this thread.
+    ///
+    /// # Safety
+    ///
+    /// As for [`remove`](Self::remove).
+    #[cold]
+    unsafe fn remove_anywhere(self, n: u32) {
+        // As soon as the counting has ended, another thread may drop the counts.
+        // SAFETY: `n` buffers are counted.
+        let budget = unsafe { self.budget() };
+        let mut awaited = false;
+        for level in budget.levels() {
+            let count = &level.0.charged;
+            let ended = count.remove_at_home(n).unwrap_or_else(|| count.remove_elsewhere(n));
+            awaited |= ended.awaited;
+            if ended.all {
+                // SAFETY: it is the reference that belongs to no value, and `budget` or the child
+                // of this level has another one.
+                unsafe { Arc::decrement_strong_count(Arc::as_ptr(&level.0)) };
+            }
+        }
+        if awaited {
+            budget.wake();
+        }
+    }
+}
+
+/// One counted buffer. Dropping this value ends the counting.
+pub struct Charge(Holding);
+
+enum Holding {
+    Once(Counted),
     /// Several chunks are in the buffer, which counts until the last of their charges is dropped.
     Shared(Arc<Charge>),
     Detached,
 }
 
 impl Charge {
-    fn new(budget: Budget) -> Self {
-        Self(Counted::Once(budget))
-    }
-
     /// Another charge for the same buffer, which is then counted until both are dropped.
     pub(super) fn share(&mut self) -> Self {
-        if !matches!(self.0, Counted::Shared(_)) {
-            self.0 = Counted::Shared(Arc::new(Self(std::mem::replace(&mut self.0, Counted::Detached))));
+        if !matches!(self.0, Holding::Shared(_)) {
+            self.0 = Holding::Shared(Arc::new(Self(std::mem::replace(&mut self.0, Holding::Detached))));
         }
         match &self.0 {
-            Counted::Shared(charge) => Self(Counted::Shared(charge.clone())),
-            Counted::Once(_) | Counted::Detached => Self(Counted::Detached),
+            Holding::Shared(charge) => Self(Holding::Shared(charge.clone())),
+            Holding::Once(_) | Holding::Detached => Self(Holding::Detached),
         }
     }
 
     /// Leaves the buffer counted. [`Budget::uncharge`] ends the counting. This is for holders that
     /// keep a number of buffers instead of charges.
-    pub fn detach(mut self) {
-        if let Counted::Shared(charge) = &self.0 {
-            // The other chunks in the buffer keep its charge. This one counts as a buffer of its
-            // own.
-            charge.budget().inspect(|budget| budget.add(1));
-        }
-        if let Some(budget) = self.budget() {
-            budget.0.detached.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Counted::Once(_) = &self.0 {
-            self.0 = Counted::Detached;
+    ///
+    /// If several chunks are in the buffer, the others keep its charge. This one then counts as a
+    /// buffer of its own.
+    pub fn detach(self) {
+        let Some(budget) = self.budget() else { return };
+        // The buffer is counted twice until the charge is dropped, and never not at all.
+        for level in budget.levels() {
+            level.0.detached.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    fn budget(&self) -> Option<&Budget> {
+    fn budget(&self) -> Option<Budget> {
         match &self.0 {
-            Counted::Once(budget) => Some(budget),
-            Counted::Shared(charge) => charge.budget(),
-            Counted::Detached => None,
+            // SAFETY: this charge is counted.
+            Holding::Once(counted) => Some(unsafe { counted.budget() }),
+            Holding::Shared(charge) => charge.budget(),
+            Holding::Detached => None,
         }
     }
 }
 
 impl Drop for Charge {
+    #[inline]
     fn drop(&mut self) {
-        if let Counted::Once(budget) = &self.0 {
-            budget.remove(1);
+        if let Holding::Once(counted) = self.0 {
+            // SAFETY: this charge was counted, and `share` replaces the value that it moves.
+            unsafe { counted.remove(1) };
         }
     }
 }
 
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Charge").field(&self.budget()).finish()
+    }
+}
+
 /// Several buffers that are counted together. Dropping this value ends the counting.
-#[derive(Debug)]
 pub(crate) struct Charges {
-    budget: Budget,
+    /// Dangles if `n` is 0.
+    counted: Counted,
     n: u32,
 }
 
@@ -337,17 +436,26 @@ impl Charges {
     }
 
     /// Separates the charge of one buffer, without counting anew. `None` if none is left.
+    #[inline]
     pub(super) fn take(&mut self) -> Option<Charge> {
         self.n = self.n.checked_sub(1)?;
-        Some(Charge::new(self.budget.clone()))
+        Some(Charge(Holding::Once(self.counted)))
     }
 }
 
 impl Drop for Charges {
+    #[inline]
     fn drop(&mut self) {
         if self.n > 0 {
-            self.budget.remove(self.n);
+            // SAFETY: they were counted, and `take` has subtracted those that have charges.
+            unsafe { self.counted.remove(self.n) };
         }
+    }
+}
+
+impl fmt::Debug for Charges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Charges({})", self.n)
     }
 }
 
@@ -389,108 +497,9 @@ impl<T> DerefMut for Held<T> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_buffer_counts_in_both_budgets_until_it_is_dropped() {
-        let queue = Budget::new(30);
-        let one = Budget::within(2, Some(&queue));
-        let two = Budget::within(20, Some(&queue));
-        let held: Vec<_> =
-            [one.try_charge(), one.try_charge(), two.try_charge()].into_iter().map(Option::unwrap).collect();
-        assert!(one.try_charge().is_none(), "the connection's limit");
-        let forced = Held::new(7, one.charge());
-        assert_eq!((one.used(), two.used(), queue.used(), queue.free()), (3, 1, 4, 26));
-        drop(held);
-        assert_eq!((one.used(), two.used(), queue.used()), (1, 0, 1));
-        let (chunk, charge) = forced.into_parts();
-        assert_eq!((chunk, one.used()), (7, 1));
-        drop(charge);
-        assert_eq!((one.used(), queue.used()), (0, 0));
-        one.try_charge().unwrap().detach();
-        assert_eq!((one.used(), queue.used()), (1, 1));
-        one.uncharge(1);
-        assert_eq!((one.used(), queue.used()), (0, 0));
-        assert!(one.try_charge_many(3).is_none());
-        let (some, more) = (one.try_charge_many(2), two.charge_many(3));
-        assert_eq!((one.used(), queue.used()), (2, 5));
-        drop((some, more));
-        assert_eq!((one.used(), two.used(), queue.used()), (0, 0, 0));
-    }
-
-    /// Connections that come one after the other and keep all that they may have. The next one has
-    /// some, and half of that can be promised.
-    #[test]
-    fn a_connection_has_a_share_of_what_is_free() {
-        let queue = Budget::new(4096);
-        let mut greedy = Vec::new();
-        for n in 0..100 {
-            let budget = Budget::within(4096, Some(&queue));
-            let promised = budget.free();
-            let held: Vec<_> = std::iter::from_fn(|| budget.try_charge()).collect();
-            assert!((promised..=promised.max(1) * 2 + 1).contains(&(held.len() as u32)) && promised > 0, "{n}");
-            greedy.push((budget, held));
-        }
-        assert!(greedy[0].1.len() > 1000 && queue.free() > 60, "{}", queue.free());
-        assert!(Budget::within(4096, Some(&queue)).try_charge().is_some());
-    }
-
-    /// Detached charges do not reduce the share of what the peer sends.
-    #[test]
-    fn buffers_that_were_left_counted_are_not_in_the_share() {
-        let queue = Budget::new(1600);
-        let (holder, other) = (Budget::within(1500, Some(&queue)), Budget::within(1500, Some(&queue)));
-        for held in 0..1500 {
-            let charge = holder.try_charge().unwrap_or_else(|| panic!("{held}"));
-            charge.detach();
-        }
-        assert!(holder.try_charge().is_none(), "the connection's limit");
-        assert_eq!((holder.free(), queue.used(), other.try_charge_first().is_some()), (0, 1500, true));
-        holder.uncharge(1000);
-        assert_eq!((holder.used(), holder.free()), (500, other.free()));
-    }
-
-    #[test]
-    fn a_buffer_with_several_chunks_counts_once() {
-        let budget = Budget::new(10);
-        let mut first = budget.try_charge().unwrap();
-        let mut second = first.share();
-        let third = second.share();
-        assert_eq!(budget.used(), 1);
-        drop((first, third));
-        assert_eq!(budget.used(), 1);
-        let left = second.share();
-        left.detach();
-        drop(second);
-        assert_eq!(budget.used(), 1, "it is counted by number");
-        budget.uncharge(1);
-        assert_eq!(budget.used(), 0);
-    }
-
-    #[test]
-    fn a_buffer_that_is_awaited_calls_the_waker_once() {
-        struct Calls(AtomicU32);
-        impl std::task::Wake for Calls {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let calls = Arc::new(Calls(AtomicU32::new(0)));
-        let queue = Budget::waking(30, calls.clone().into());
-        let (one, two) = (Budget::within(3, Some(&queue)), Budget::within(3, Some(&queue)));
-        let held: Vec<_> = [&one, &one, &two].map(|budget| budget.try_charge().unwrap()).into();
-        drop(two.try_charge());
-        let [first, second, third] = held.try_into().unwrap();
-        drop(first);
-        assert_eq!(calls.0.load(Ordering::Relaxed), 0, "none was awaited");
-        two.wait();
-        drop(second);
-        assert_eq!(calls.0.load(Ordering::Relaxed), 1, "another connection's makes room in the queue's");
-        drop(third);
-        assert_eq!(calls.0.load(Ordering::Relaxed), 2, "the connection's own");
-        drop(two.try_charge());
-        assert_eq!(calls.0.load(Ordering::Relaxed), 2);
-    }
-}
+mod count;
+mod local;
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;

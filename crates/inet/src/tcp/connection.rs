@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use super::acks::Acks;
-use super::budget::Budget;
+use super::budget::{Budget, LocalBudget};
 use super::clock::PeerClock;
 use super::cookie::CookieOptions;
 use super::event::Events;
@@ -167,7 +167,7 @@ impl<C: Carrier> Connection<C> {
     }
 
     pub(super) fn new(state: State, config: &Config, sender: Sender<C>, queue: Option<&Budget>, now: Time) -> Self {
-        let budget = Budget::within(config.budget, queue);
+        let budget = LocalBudget::within(config.budget, queue);
         Self {
             state,
             config: *config,

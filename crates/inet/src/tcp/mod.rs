@@ -78,7 +78,7 @@ pub mod sender;
 
 pub use budget::{Budget, Charge, Held};
 #[cfg(feature = "stack")]
-pub(crate) use budget::{Charges, share};
+pub(crate) use budget::{Charges, LocalBudget, share};
 pub use carrier::{Carrier, Chunk, Ticket};
 pub use config::{Config, Ecn, IpFields, KeepAlive};
 pub use congestion::Congestion;

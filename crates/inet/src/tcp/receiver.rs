@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::assembler::Assembler;
-use super::budget::{Budget, Charges, Held};
+use super::budget::{Budget, Charges, Held, LocalBudget};
 use super::window::{FIRST_WINDOW, LARGEST_WINDOW, first_window, scale};
 use super::{Chunk, SackBlocks, Seq};
 use crate::time::Time;
@@ -61,7 +61,7 @@ pub(super) struct Receiver<T: Chunk> {
     queue: VecDeque<Held<T>>,
     queued: u32,
     assembler: Assembler<T>,
-    budget: Budget,
+    budget: LocalBudget,
     /// The smoothed number of payload bytes in a buffer. It converts free buffers to bytes.
     per_buffer: u32,
     /// The sequence number of FIN.
@@ -92,7 +92,7 @@ pub(super) struct Arrival {
 impl<T: Chunk> Receiver<T> {
     /// A receiver with windows of up to `most` bytes. Unless `fixed`, the window begins smaller and
     /// adapts to the rate of reading.
-    pub(super) fn new(most: u32, fixed: bool, mss: u32, budget: Budget) -> Self {
+    pub(super) fn new(most: u32, fixed: bool, mss: u32, budget: LocalBudget) -> Self {
         let (most, scale) = scale(most);
         let capacity = if fixed { most } else { most.min(FIRST_WINDOW) };
         Self {
@@ -256,8 +256,8 @@ impl<T: Chunk> Receiver<T> {
         arrival
     }
 
-    /// Counts the buffers of several chunks in order at once, if all of them are free: two atomic
-    /// additions, and not two for each. What is not used is returned.
+    /// Counts the buffers of several chunks in order at once, if all of them are free. What
+    /// is not used is returned.
     fn charge_together(&self, seq: Seq, chunks: Option<usize>) -> Option<Charges> {
         let chunks = u32::try_from(chunks?).ok().filter(|chunks| *chunks > 1 && seq == self.nxt)?;
         self.budget.try_charge_many(chunks)

@@ -147,7 +147,7 @@ impl<M: Mapped> Sockets<M> {
             return Err(SocketError::WouldBlock);
         };
         let config = resources.config_on(config, &path, &flow);
-        let (queue, now) = (Some(&resources.budget), resources.now);
+        let (queue, now) = (Some(&*resources.budget), resources.now);
         let pages = unacknowledged.len();
         let connection = Connection::restore(&saved.connection, &config, unread, unacknowledged, queue, now);
         let end = connection.send_end();

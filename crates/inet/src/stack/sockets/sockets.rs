@@ -10,7 +10,7 @@ use crate::stack::sockets::listener::{ListenOptions, TcpListener};
 use crate::stack::sockets::stream::TcpStream;
 use crate::stack::sockets::udp::UdpSocket;
 use crate::stack::stats::StackStats;
-use crate::tcp::{Config, Listener};
+use crate::tcp::{Budget, Config, Listener};
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -116,6 +116,6 @@ impl<P: Payload> Sockets<P> {
     /// [`Fragment::detach`](crate::Fragment::detach).
     pub fn packer(&self) -> Packer<P::Mem> {
         let Resources { egress, budget, pages, .. } = &self.core.borrow().resources;
-        Packer::new(egress.pool.clone(), budget.clone(), pages.counts.packed.clone())
+        Packer::new(egress.pool.clone(), Budget::clone(budget), pages.counts.packed.clone())
     }
 }

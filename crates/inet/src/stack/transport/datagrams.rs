@@ -20,7 +20,7 @@ use crate::stack::shared::directory::{Addresses, Protocol};
 use crate::stack::shrink_map::ShrinkMap;
 use crate::stack::table::Table;
 use crate::stack::transport::handles::{OfUdpSockets, UdpId};
-use crate::tcp::{Budget, Held};
+use crate::tcp::{Held, LocalBudget};
 use crate::time::Time;
 use crate::wire::{Flow, IcmpKind, Outer};
 use netmem_packet::{Gso, GsoKind, Packet, TxQueue};
@@ -72,7 +72,7 @@ pub(crate) struct Datagrams<M: Mapped> {
 pub(crate) struct UdpEntry<M: Mapped> {
     queue: VecDeque<ReceivedDatagram<M>>,
     /// Pages that wait in the queue or are held by the user.
-    budget: Budget,
+    budget: LocalBudget,
     pub(crate) read: Option<Waker>,
     /// The only station that it exchanges datagrams with, if it is connected.
     pub(crate) peer: Option<SocketAddr>,
@@ -227,7 +227,7 @@ impl<M: Mapped> Datagrams<M> {
     ) -> Result<(UdpId, u16), SocketError> {
         let (host, to) = (&resources.host, Addresses::of(local.ip(), false));
         let port = host.directory().bind_to(Protocol::Udp, host.ports(), local, (to, resources.id))?;
-        let budget = Budget::within(resources.options.pages / 4, Some(&resources.budget));
+        let budget = LocalBudget::within(resources.options.pages / 4, Some(&resources.budget));
         let (queue, long) = (VecDeque::new(), VecDeque::new());
         let entry = UdpEntry { queue, budget, read: None, peer: None, error: None, long, joined: false };
         let id = self.sockets.insert(entry);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::Receiver;
 use crate::tcp::assembler::Assembler;
-use crate::tcp::budget::Budget;
+use crate::tcp::budget::LocalBudget;
 use crate::tcp::{Chunk, Seq};
 use crate::time::Time;
 
@@ -25,7 +25,7 @@ pub(in crate::tcp) struct IdleReceiver {
     per_buffer: u32,
     fin: Option<Seq>,
     duplicate: Option<(Seq, Seq)>,
-    budget: Budget,
+    budget: LocalBudget,
     round: (Time, u32),
 }
 
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_receiver_that_was_idle_has_all_values() {
-        let mut receiver = Receiver::new(1 << 20, false, 1460, Budget::new(10));
+        let mut receiver = Receiver::new(1 << 20, false, 1460, LocalBudget::within(10, None));
         receiver.open(Seq(5), true, None);
         (receiver.reduced_edge, receiver.out_of_buffers) = (Some(Seq(7)), 8);
         (receiver.cut_short, receiver.is_compact, receiver.finished) = (true, true, true);

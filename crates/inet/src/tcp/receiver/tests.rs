@@ -7,7 +7,7 @@ mod duplicates;
 
 const START: Seq = Seq(u32::MAX - 999);
 
-fn receiver(most: u32, mss: u32, budget: Budget) -> Receiver<SharedBytes> {
+fn receiver(most: u32, mss: u32, budget: LocalBudget) -> Receiver<SharedBytes> {
     let mut receiver = Receiver::new(most, true, mss, budget);
     receiver.open(START - 1, true, None);
     receiver
@@ -27,7 +27,7 @@ fn buffers_of_a_joined_segment_are_counted_together_and_each_for_itself() {
         receiver.accept(receiver.nxt, chunks * 100, payload.into_iter(), false)
     };
     for (limit, window, stored) in [(64, 4096, 10), (64, 450, 5), (6, 4096, 6)] {
-        let budget = Budget::new(limit);
+        let budget = LocalBudget::within(limit, None);
         let mut receiver = receiver(window, 100, budget.clone());
         joined(&mut receiver, 10);
         assert_eq!((receiver.queue.len(), budget.used()), (stored, stored as u32), "{limit} buffers, {window} bytes");
@@ -53,7 +53,7 @@ fn read(receiver: &mut Receiver<SharedBytes>) -> Option<Held<SharedBytes>> {
 
 #[test]
 fn payload_beyond_the_window_is_trimmed() {
-    let mut receiver = receiver(1000, 100, Budget::new(100));
+    let mut receiver = receiver(1000, 100, LocalBudget::within(100, None));
     let arrival = accept(&mut receiver, 0, 1500, true);
     assert_eq!((arrival.readable, arrival.dropped, arrival.finished), (1000, 500, false));
     assert_eq!(advertise(&mut receiver), 0);
@@ -62,7 +62,7 @@ fn payload_beyond_the_window_is_trimmed() {
 
 #[test]
 fn fin_waits_for_the_payload_before_it() {
-    let mut receiver = receiver(1000, 100, Budget::new(100));
+    let mut receiver = receiver(1000, 100, LocalBudget::within(100, None));
     assert!(!accept(&mut receiver, 100, 50, true).finished);
     assert!(!accept(&mut receiver, 150, 50, false).finished, "there is nothing behind FIN");
     let arrival = accept(&mut receiver, 0, 100, false);
@@ -78,7 +78,7 @@ fn the_right_edge_never_moves_back() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
         let most = random.u32(2000..400_000);
-        let mut receiver = receiver(most, 1000, Budget::new(1_000_000));
+        let mut receiver = receiver(most, 1000, LocalBudget::within(1_000_000, None));
         let (mut edge, mut sent, mut taken) = (0, 0, 0);
         for _ in 0..500 {
             match random.u8(0..3) {
@@ -102,7 +102,7 @@ fn the_right_edge_never_moves_back() {
 
 #[test]
 fn rounding_takes_nothing_back() {
-    let mut receiver = receiver(400_000, 1000, Budget::new(1_000_000));
+    let mut receiver = receiver(400_000, 1000, LocalBudget::within(1_000_000, None));
     let edge = advertise(&mut receiver);
     accept(&mut receiver, 0, 1, false);
     assert!(receiver.scale > 0 && 1 + advertise(&mut receiver) >= edge);
@@ -110,7 +110,7 @@ fn rounding_takes_nothing_back() {
 
 #[test]
 fn the_window_opens_by_a_segment_at_least() {
-    let mut receiver = receiver(10_000, 1000, Budget::new(100));
+    let mut receiver = receiver(10_000, 1000, LocalBudget::within(100, None));
     for n in 0..100 {
         accept(&mut receiver, n * 100, 100, false);
     }
@@ -126,7 +126,7 @@ fn the_window_opens_by_a_segment_at_least() {
 
 #[test]
 fn the_window_follows_what_is_read_in_a_round_trip() {
-    let mut receiver: Receiver<SharedBytes> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
+    let mut receiver: Receiver<SharedBytes> = Receiver::new(1 << 18, false, 1000, LocalBudget::within(10_000, None));
     receiver.open(START - 1, true, None);
     let (mut now, mut sent, mut first) = (Time::ZERO, 0, None);
     for _ in 0..8 {
@@ -140,7 +140,7 @@ fn the_window_follows_what_is_read_in_a_round_trip() {
     let wide = advertise(&mut receiver);
     assert!(first <= Some(FIRST_WINDOW) && wide > 260_000, "{first:?} {wide}");
     // If the user reads slowly, the window admits no more than the user reads.
-    let mut receiver: Receiver<SharedBytes> = Receiver::new(1 << 18, false, 1000, Budget::new(10_000));
+    let mut receiver: Receiver<SharedBytes> = Receiver::new(1 << 18, false, 1000, LocalBudget::within(10_000, None));
     receiver.open(START - 1, true, None);
     for n in 0..30 {
         accept(&mut receiver, n * 1000, 1000, false);
@@ -152,7 +152,7 @@ fn the_window_follows_what_is_read_in_a_round_trip() {
 
 #[test]
 fn duplicates_are_reported_once_and_first() {
-    let mut receiver = receiver(10_000, 1000, Budget::new(100));
+    let mut receiver = receiver(10_000, 1000, LocalBudget::within(100, None));
     accept(&mut receiver, 0, 300, false);
     accept(&mut receiver, 500, 100, false);
     accept(&mut receiver, 700, 200, false);
@@ -173,7 +173,7 @@ fn duplicates_are_reported_once_and_first() {
 
 #[test]
 fn buffers_are_counted_with_those_of_the_user() {
-    let mut receiver = receiver(1 << 20, 1000, Budget::new(10));
+    let mut receiver = receiver(1 << 20, 1000, LocalBudget::within(10, None));
     let held: Vec<_> = (0..10)
         .map(|n| {
             assert_eq!(accept(&mut receiver, n, 1, false).readable, 1);
@@ -188,7 +188,7 @@ fn buffers_are_counted_with_those_of_the_user() {
 
 #[test]
 fn out_of_order_payload_goes_first() {
-    let mut receiver = receiver(1 << 20, 1000, Budget::new(10));
+    let mut receiver = receiver(1 << 20, 1000, LocalBudget::within(10, None));
     for n in 0..20 {
         accept(&mut receiver, 100 + n * 10, 5, false);
     }
@@ -204,7 +204,7 @@ fn out_of_order_payload_goes_first() {
 fn one_segment_in_order_is_always_admitted() {
     let queue = Budget::new(16);
     let others: Vec<_> = (0..15).map(|_| queue.charge()).collect();
-    let mut receiver = receiver(1 << 20, 1000, Budget::within(10, Some(&queue)));
+    let mut receiver = receiver(1 << 20, 1000, LocalBudget::within(10, Some(&queue)));
     for n in 0..5 {
         assert_eq!(accept(&mut receiver, n * 2 + 1, 1, false).readable, 0, "out of order");
         assert_eq!(accept(&mut receiver, n, 1, false).readable, 1);
@@ -219,7 +219,7 @@ fn one_segment_in_order_is_always_admitted() {
 /// need more buffers.
 #[test]
 fn a_drop_for_the_budget_closes_the_window_and_buffers_open_it() {
-    let budget = Budget::new(10);
+    let budget = LocalBudget::within(10, None);
     let mut receiver = receiver(1 << 20, 1000, budget.clone());
     let promised = advertise(&mut receiver);
     let mut held: Vec<_> = (0..10)
@@ -257,7 +257,7 @@ fn the_first_window_follows_the_free_buffers() {
         let queue = Budget::new(1000);
         let others: Vec<_> = (0..1000 - free).map(|_| queue.charge()).collect();
         let mut receiver: Receiver<SharedBytes> =
-            Receiver::new(1 << 20, false, 1000, Budget::within(1000, Some(&queue)));
+            Receiver::new(1 << 20, false, 1000, LocalBudget::within(1000, Some(&queue)));
         receiver.open(START - 1, true, promised);
         let edge = receiver.edge - START;
         drop(others);
@@ -273,7 +273,7 @@ fn the_first_window_follows_the_free_buffers() {
 fn any_segments_give_the_stream() {
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let budget = Budget::new(random.u32(3..40));
+        let budget = LocalBudget::within(random.u32(3..40), None);
         let limit = budget.free();
         let mut receiver = receiver(5000, 100, budget.clone());
         let (mut stream, mut edge, mut finished) = (Vec::new(), 0, false);

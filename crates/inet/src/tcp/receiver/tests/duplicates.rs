@@ -7,7 +7,7 @@ use crate::tcp::{Config, Flags, Header};
 /// Segments (first byte, bytes, FIN) arrive, and the last one is in order. Returns the range
 /// that is reported.
 fn duplicate_after(segments: &[(u32, u32, bool)]) -> Option<(u32, u32)> {
-    let mut receiver = receiver(10_000, 1000, Budget::new(100));
+    let mut receiver = receiver(10_000, 1000, LocalBudget::within(100, None));
     for (n, (from, len, fin)) in segments.iter().enumerate() {
         assert_eq!(receiver.duplicate, None, "segment {n}");
         accept(&mut receiver, *from, *len, *fin);
@@ -39,7 +39,7 @@ fn payload_that_fills_a_gap_and_was_stored_in_part_is_a_duplicate() {
 
 #[test]
 fn duplicates_of_merged_segments_are_one_range() {
-    let mut receiver = receiver(10_000, 1000, Budget::new(100));
+    let mut receiver = receiver(10_000, 1000, LocalBudget::within(100, None));
     accept(&mut receiver, 1000, 800, false);
     let merged = [(0, 1200), (1200, 1200)].map(|(from, len)| SharedBytes::numbered((START + from).0, len));
     receiver.accept(START, 2400, merged.into_iter(), false);
@@ -48,7 +48,7 @@ fn duplicates_of_merged_segments_are_one_range() {
 
 #[test]
 fn a_segment_that_ends_behind_a_closed_window_reports_what_is_known() {
-    let mut receiver = receiver(1000, 1000, Budget::new(100));
+    let mut receiver = receiver(1000, 1000, LocalBudget::within(100, None));
     accept(&mut receiver, 0, 1000, false);
     assert!(!receiver.is_acceptable(START + 900, 101));
     receiver.note_repeated(START + 900, START + 1001);
@@ -60,7 +60,7 @@ fn a_segment_that_ends_behind_a_closed_window_reports_what_is_known() {
 fn any_duplicate_is_reported() {
     for seed in 0..2000 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut receiver = receiver(10_000, 100, Budget::new(1000));
+        let mut receiver = receiver(10_000, 100, LocalBudget::within(1000, None));
         let mut known = [false; 1001];
         for _ in 0..40 {
             let from = random.u32(0..1000);

@@ -221,21 +221,16 @@ impl Budget {
 impl Budget {
     /// A budget with the same counts. What is counted in either is not counted in the other one.
     pub(super) fn copy(&self) -> Self {
-        let Counts { used, detached, awaited, limit, parent, waker: _ } = &*self.0;
-        Self(Arc::new(Counts {
-            used: used.load(Ordering::SeqCst).into(),
-            detached: detached.load(Ordering::SeqCst).into(),
-            awaited: awaited.load(Ordering::SeqCst).into(),
-            limit: *limit,
-            parent: parent.as_ref().map(Self::copy),
-            waker: None,
-        }))
+        let Counts { charged, detached, limit, locals: _, parent, waker: _ } = &*self.0;
+        let copy = Self::counting(charged.copy(), *limit, parent.as_ref().map(Self::copy), None);
+        copy.0.detached.store(detached.load(Ordering::SeqCst), Ordering::SeqCst);
+        copy
     }
 
     /// The counts, for comparisons.
     pub(super) fn counts(&self) -> impl fmt::Debug {
         let levels = self.levels();
-        let counts = |counts: &Counts| (counts.used.load(Ordering::SeqCst), counts.detached.load(Ordering::SeqCst));
+        let counts = |budget: &Self| (budget.0.charged.sum(), budget.0.detached.load(Ordering::SeqCst));
         levels.map(counts).collect::<Vec<_>>()
     }
 }
@@ -245,7 +240,7 @@ impl Charge {
     /// The charge of a chunk of a cloned connection. The clone counts all its buffers from the
     /// beginning, and never returns one of them: a comparison ends before it would.
     pub(super) fn of_clone() -> Self {
-        Self(Counted::Detached)
+        Self(Holding::Detached)
     }
 }
 
@@ -420,10 +415,11 @@ pub(crate) struct Charges {
 }
 
 impl Charges {
-    /// Counts `n` more buffers, even above the limits.
+    /// Counts `n` more buffers of the same budget, even above the limits.
     #[cfg(feature = "stack")]
-    pub(crate) fn add(&mut self, n: u32) {
-        self.budget.add(n);
+    pub(crate) fn add(&mut self, budget: &Budget, n: u32) {
+        assert!(self.n == 0 || self.counted.0 == Counted::new(budget).0, "of another budget");
+        self.counted = budget.add(n);
         self.n += n;
     }
 
@@ -432,7 +428,7 @@ impl Charges {
     pub(crate) fn split(&mut self, n: u32) -> Self {
         let n = n.min(self.n);
         self.n -= n;
-        Self { budget: self.budget.clone(), n }
+        Self { counted: self.counted, n }
     }
 
     /// Separates the charge of one buffer, without counting anew. `None` if none is left.
@@ -447,7 +443,7 @@ impl Drop for Charges {
     #[inline]
     fn drop(&mut self) {
         if self.n > 0 {
-            // SAFETY: they were counted, and `take` has subtracted those that have charges.
+            // SAFETY: they were counted, and `take` and `split` have subtracted those of others.
             unsafe { self.counted.remove(self.n) };
         }
     }

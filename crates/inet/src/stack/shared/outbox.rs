@@ -52,7 +52,7 @@ impl<P: Payload> Outbox<P> {
             return;
         }
         match &mut group.charges {
-            Some(charges) => charges.add(pages),
+            Some(charges) => charges.add(budget, pages),
             none => *none = Some(budget.charge_many(pages)),
         }
         group.frames.push((frame, pages));

@@ -104,6 +104,15 @@ impl Count {
         Self { home: AtomicU64::new(home), own: AtomicI64::new(own), others: AtomicI64::new(others), awaited }
     }
 
+    /// A count of as many, without a home, for which a holder waits if one waits for this one.
+    #[cfg(feature = "compare")]
+    pub(super) fn copy(&self) -> Self {
+        let copy = Self::new(false);
+        copy.others.store(self.sum().into(), Ordering::SeqCst);
+        copy.awaited.store(self.awaited.load(Ordering::SeqCst), Ordering::SeqCst);
+        copy
+    }
+
     /// Whether the calling thread is the count's home.
     #[inline]
     pub(super) fn is_home(&self) -> bool {

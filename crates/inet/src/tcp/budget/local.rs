@@ -39,6 +39,12 @@ impl LocalBudget {
         Self(budget)
     }
 
+    /// [`Budget::copy`].
+    #[cfg(feature = "compare")]
+    pub(crate) fn copy(&self) -> Self {
+        Self::new(false, self.0.copy())
+    }
+
     fn locals(&self) -> Option<&AtomicU32> {
         let Counts { charged, locals, .. } = &*self.0.0;
         charged.is_home().then_some(locals)

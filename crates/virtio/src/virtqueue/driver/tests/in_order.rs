@@ -11,7 +11,7 @@ fn rings() -> impl Iterator<Item = Negotiated> {
 /// Posts `n` buffers of one segment each.
 fn post<F: DriverFormat>(queue: &mut DriverQueue<F, u8>, n: u16) -> Vec<u16> {
     let slots = (0..n).map(|_| {
-        let vacant = queue.vacant(1).unwrap();
+        let vacant = queue.vacant(1).expect("there is room");
         let slot = vacant.slot();
         queue.post(vacant, |_| [Segment::read(0x1000, 10)].into_iter());
         slot

@@ -222,7 +222,13 @@ fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
     let only = args.next().unwrap_or_default();
     let rounds = args.next().map_or(Ok(20_000), |n| n.parse()).context("the number of rounds")?;
-    for (format, ring) in [("split", 0), ("packed", feature::RING_PACKED)] {
+    let formats = [
+        ("split", 0),
+        ("packed", feature::RING_PACKED),
+        ("split-in-order", feature::IN_ORDER),
+        ("packed-in-order", feature::IN_ORDER | feature::RING_PACKED),
+    ];
+    for (format, ring) in formats {
         let rows: [(&str, RxMode, Turn); 11] = [
             ("small pass", RxMode::Small, receive::<true>),
             ("mergeable pass", RxMode::Mergeable, receive::<true>),

@@ -7,9 +7,9 @@ use super::mailbox::{Mailbox, drain, idle};
 use super::plan::Variant;
 use super::sample::Counts;
 use crate::args::{DeviceArg, XdpArg};
-use netmem::net::{Handler, Packet, Poll, RxQueue, TxQueue, Verdict, XdpFrame};
+use netmem::net::{Handler, Packet, Poll, RxQueue, TxBulk, TxQueue, Verdict, XdpFrame};
 use netmem::pool::PeerShared;
-use netmem::virtio::{QueuePair, VirtioNet, VirtioRx, VirtioTx};
+use netmem::virtio::{VirtioNet, VirtioRx, VirtioTx};
 use netmem_measure::own_time::OwnTime;
 use quanta::Clock;
 use rtrb::Producer;
@@ -32,14 +32,14 @@ pub(crate) trait Queues {
     /// A transmit queue.
     type Tx: TxQueue<Mem = PeerShared>;
 
-    /// Each receive queue with its transmit queue.
-    fn pairs(&mut self) -> impl Iterator<Item = (&mut Self::Rx, &mut Self::Tx)>;
+    /// Each receive queue with its transmit queue, to which frames go in bulk.
+    fn pairs(&mut self) -> impl Iterator<Item = &mut (Self::Rx, TxBulk<Self::Tx>)>;
 
     /// Frames and bytes that were received so far.
     fn totals(&self) -> (u64, u64);
 
     /// Checks that the device is there and follows the protocol.
-    fn check(&self, variant: &Variant) -> Result<(), PerfError>;
+    fn check(&mut self, variant: &Variant) -> Result<(), PerfError>;
 
     /// The counters of each receive queue.
     fn figures(&mut self) -> Vec<QueueFigures>;
@@ -48,7 +48,7 @@ pub(crate) trait Queues {
 /// A virtio-net device.
 pub(crate) struct Virtio {
     pub(crate) net: VirtioNet,
-    pub(crate) pairs: Vec<QueuePair>,
+    pub(crate) pairs: Vec<(VirtioRx, TxBulk<VirtioTx>)>,
     /// The back end's address, if the back end is another process.
     pub(crate) foreign: Option<DeviceArg>,
 }
@@ -57,17 +57,17 @@ impl Queues for Virtio {
     type Rx = VirtioRx;
     type Tx = VirtioTx;
 
-    fn pairs(&mut self) -> impl Iterator<Item = (&mut VirtioRx, &mut VirtioTx)> {
-        self.pairs.iter_mut().map(|QueuePair { rx, tx }| (rx, tx))
+    fn pairs(&mut self) -> impl Iterator<Item = &mut (VirtioRx, TxBulk<VirtioTx>)> {
+        self.pairs.iter_mut()
     }
 
     fn totals(&self) -> (u64, u64) {
-        let stats = self.pairs.iter().map(|pair| pair.rx.stats());
+        let stats = self.pairs.iter().map(|(rx, _)| rx.stats());
         stats.fold((0, 0), |(frames, bytes), s| (frames + s.frames, bytes + s.bytes))
     }
 
     fn figures(&mut self) -> Vec<QueueFigures> {
-        let queue = |QueuePair { rx, .. }: &mut QueuePair| {
+        let queue = |(rx, _): &mut (VirtioRx, _)| {
             let stats = rx.stats();
             let errors = stats.errors().collect();
             QueueFigures { frames: stats.frames, bytes: stats.bytes, errors, pool: rx.pool_stats() }
@@ -75,9 +75,10 @@ impl Queues for Virtio {
         self.pairs.iter_mut().map(queue).collect()
     }
 
-    fn check(&self, variant: &Variant) -> Result<(), PerfError> {
+    fn check(&mut self, variant: &Variant) -> Result<(), PerfError> {
         let variant = || variant.to_string();
-        let stopped = self.pairs.iter().find_map(|pair| pair.rx.stats().stopped.or(pair.tx.stats().stopped));
+        let stopped = |(rx, tx): &mut (VirtioRx, TxBulk<VirtioTx>)| rx.stats().stopped.or(tx.target().stats().stopped);
+        let stopped = self.pairs.iter_mut().find_map(stopped);
         if let Some(source) = stopped {
             return Err(PerfError::Broken { variant: variant(), source });
         }
@@ -91,9 +92,9 @@ impl Queues for Virtio {
 }
 
 /// The XDP program, and the actions that follow from its verdict.
-struct Program<'a, T> {
+struct Program<'a, T: TxQueue> {
     verdict: Verdict,
-    tx: &'a mut T,
+    tx: &'a mut TxBulk<T>,
     out: Option<&'a mut Producer<Packet<PeerShared>>>,
 }
 
@@ -116,12 +117,14 @@ impl<T: TxQueue<Mem = PeerShared>> Handler<PeerShared> for Program<'_, T> {
 
     #[inline]
     fn tx(&mut self, packet: Packet<PeerShared>) {
-        if let Err(packet) = self.tx.send(packet) {
-            // The queue is full. The flush may let the device move on. The queue counts the packets
-            // that it refuses.
+        self.tx.push(packet);
+    }
+
+    /// In the poll context, so that pages of sent frames return by the fast path.
+    #[inline]
+    fn flush(&mut self) {
+        if self.verdict == Verdict::Tx {
             self.tx.flush();
-            self.tx.complete();
-            drop(self.tx.send(packet));
         }
     }
 }
@@ -161,7 +164,6 @@ impl<Q: Queues> Driver<'_, Q> {
     pub(crate) fn phase(&mut self, variant: &Variant, limit: Duration, until: Until) -> Result<Counts, PerfError> {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let verdict = verdict(self.xdp);
-        let transmits = verdict == Verdict::Tx;
         let Mailbox { out, own } = &mut self.mailbox;
         let (before, preempted_before) = (self.queues.totals(), preempted());
         let begin = self.clock.raw();
@@ -172,20 +174,7 @@ impl<Q: Queues> Driver<'_, Q> {
             for (rx, tx) in self.queues.pairs() {
                 let budget = out.as_ref().map_or(BUDGET, |out| out.slots().min(BUDGET));
                 let mut program = Program { verdict, tx, out: out.as_mut() };
-                moved += own_time.poll(|| {
-                    rx.poll(|poll| {
-                        if transmits {
-                            // In the poll context, so that pages of sent frames return by the fast
-                            // path.
-                            program.tx.complete();
-                        }
-                        let n = poll.receive(budget, &mut program);
-                        if transmits {
-                            program.tx.flush();
-                        }
-                        n
-                    })
-                });
+                moved += own_time.poll(|| rx.poll(|poll| poll.receive(budget, &mut program)));
             }
             let mut at = own_time.end();
             if let Some(own) = own {

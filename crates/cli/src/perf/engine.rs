@@ -23,7 +23,7 @@ use crate::device::socket::{self, Inherited};
 use crate::link::{AskedLink, one_each};
 use netmem::device::port::{Gen, Pcap, Play, Port, PortError, Tap};
 use netmem::device::{NetDevice, Options, Stats};
-use netmem::net::TxQueue;
+use netmem::net::{TxBulk, TxQueue};
 use netmem::pool::PoolStats;
 use netmem::virtio::socket::Listener;
 use netmem::virtio::{NetOptions, QueuePair, RxMode, VhostUser, VhostUserError, VirtioNet};
@@ -263,6 +263,7 @@ impl<'a> Engine<'a> {
         let (options, baseline) = self.options(v)?;
         let failed = |source| PerfError::Driver { variant: v.to_string(), source };
         let (net, pairs) = VirtioNet::probe(backend, options).map_err(failed)?;
+        let pairs = pairs.into_iter().map(|QueuePair { rx, tx }| (rx, TxBulk::new(tx))).collect();
         let virtio = Virtio { net, pairs, foreign: foreign.then(|| plan.device.clone()) };
         let hint = if foreign { "is the backend told to send?" } else { "the embedded device got no time to run" };
         let yields = !foreign && plan.cpus.net == plan.cpus.device;
@@ -366,7 +367,8 @@ fn finish(v: &Variant, driven: Driven, embedded: bool) -> Result<Sample, PerfErr
         }
     };
     let (backing, features) = (net.region().backing(), net.features());
-    for QueuePair { mut rx, mut tx } in pairs {
+    for (mut rx, tx) in pairs {
+        let mut tx = tx.into_target();
         rx.stats().errors().for_each(|(name, n)| count(name, n));
         tx.complete();
         let sent = tx.stats();

@@ -7,7 +7,7 @@ use super::memory::Baseline;
 use super::plan::{Plan, Variant};
 use super::sample::{Counts, Sample, SocketMode};
 use crate::args::{DeviceArg, XskArg};
-use netmem::net::TxQueue;
+use netmem::net::{TxBulk, TxQueue};
 use netmem::pool::{Backing, PeerShared, PoolStats, Provider, RegionOptions, RegionProvider};
 use netmem::xdp::{AttachError, Interface, Program, ProgramOptions, Umem, UmemOptions, XskError, XskRx, XskTx};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ const SETTLES: Duration = Duration::from_secs(1);
 pub(crate) struct Opened {
     /// Dropped first: the interface returns to the kernel before the sockets are closed.
     program: Program,
-    pairs: Vec<(XskRx<PeerShared>, XskTx<PeerShared>)>,
+    pairs: Vec<(XskRx<PeerShared>, TxBulk<XskTx<PeerShared>>)>,
     baseline: Option<Baseline>,
     backing: Backing,
 }
@@ -67,7 +67,7 @@ impl Opened {
                     }
                 };
                 program.insert(queue, pair.0.socket().as_fd())?;
-                pairs.push(pair);
+                pairs.push((pair.0, TxBulk::new(pair.1)));
             }
             Ok(Self { program, pairs, baseline, backing })
         };
@@ -82,7 +82,7 @@ impl Opened {
     ///
     /// Chunks that the kernel holds for receiving are quarantined by the pool until the memory is
     /// freed: they are not lost.
-    pub(crate) fn finish(self, v: &Variant, counts: Counts) -> Result<Sample, PerfError> {
+    pub(crate) fn finish(mut self, v: &Variant, counts: Counts) -> Result<Sample, PerfError> {
         self.check(v)?;
         let Self { program, pairs, baseline, backing } = self;
         drop(program);
@@ -94,7 +94,8 @@ impl Opened {
                 *errors.entry(name).or_default() += n;
             }
         };
-        for (rx, mut tx) in pairs {
+        for (rx, tx) in pairs {
+            let mut tx = tx.into_target();
             tx.complete();
             rx.stats().errors().for_each(|(name, n)| count(name, n));
             tx.stats().errors().for_each(|(name, n)| count(name, n));
@@ -122,8 +123,8 @@ impl Queues for Opened {
     type Rx = XskRx<PeerShared>;
     type Tx = XskTx<PeerShared>;
 
-    fn pairs(&mut self) -> impl Iterator<Item = (&mut Self::Rx, &mut Self::Tx)> {
-        self.pairs.iter_mut().map(|(rx, tx)| (rx, tx))
+    fn pairs(&mut self) -> impl Iterator<Item = &mut (Self::Rx, TxBulk<Self::Tx>)> {
+        self.pairs.iter_mut()
     }
 
     fn totals(&self) -> (u64, u64) {
@@ -140,8 +141,8 @@ impl Queues for Opened {
         self.pairs.iter_mut().map(queue).collect()
     }
 
-    fn check(&self, variant: &Variant) -> Result<(), PerfError> {
-        let stopped = self.pairs.iter().find_map(|(rx, tx)| rx.stats().stopped.or(tx.stats().stopped));
+    fn check(&mut self, variant: &Variant) -> Result<(), PerfError> {
+        let stopped = self.pairs.iter_mut().find_map(|(rx, tx)| rx.stats().stopped.or(tx.target().stats().stopped));
         stopped.map_or(Ok(()), |source| Err(PerfError::Stopped { variant: variant.to_string(), source }))
     }
 }

@@ -55,11 +55,12 @@ impl RawHeader {
         self.front as u16 & !u16::from(VnetHdr::DATA_VALID) == 0
     }
 
-    /// Whether it has the same flags and the same kind of segment as `other`, and, with `counted`,
-    /// one buffer.
+    /// The flags and the kind of segment, and, with `counted`, the number of buffers. Headers are
+    /// compared by one word.
     #[inline(always)]
-    pub(super) fn is_alone_like(self, other: Self, counted: bool) -> bool {
-        self.front as u16 == other.front as u16 && (!counted || self.buffers() == 1)
+    pub(super) fn kind(self, counted: bool) -> u32 {
+        let buffers = if counted { self.back & 0xffff_0000 } else { 0 };
+        u32::from(self.front as u16) | buffers
     }
 
     /// Bytes of the frame's headers.
@@ -184,11 +185,22 @@ pub(super) trait Buffers {
     ///
     /// # Safety
     ///
-    /// The layout has [`groups`](Self::groups). The slot's memory is as it was when the buffer was
+    /// The layout has [`groups`](Self::groups). The slot has memory, as it was when the buffer was
     /// posted, and `len` is at most the bytes of a buffer without its header.
     #[inline(always)]
     unsafe fn arrived<const APART: bool>(slot: &mut Self::Buffer, len: u32) {
         let _ = (slot, len);
+    }
+
+    /// The virtio-net header in a slot of a group, which begins with one.
+    ///
+    /// # Safety
+    ///
+    /// The layout has [`groups`](Self::groups), and the slot has memory.
+    #[inline(always)]
+    unsafe fn group_header(slot: &Self::Buffer) -> RawHeader {
+        let _ = slot;
+        RawHeader::PLAIN
     }
 
     /// Whether a slot has no memory.

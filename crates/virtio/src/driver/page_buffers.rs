@@ -175,15 +175,20 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
 
     #[inline(always)]
     unsafe fn arrived<const APART: bool>(slot: &mut Option<DataPage<M>>, len: u32) {
-        if let Some(page) = slot {
-            // SAFETY: *room*, and the caller's: the buffer has the bytes of the header and the
-            // frame.
-            unsafe { page.set_len_unchecked(len) };
-            page.prefetch(0);
-            if APART {
-                page.prefetch(-(HEADER as isize));
-            }
+        // SAFETY: the caller's: the slot has a page.
+        let page = unsafe { slot.as_mut().unwrap_unchecked() };
+        // SAFETY: *room*, and the caller's: the buffer has the bytes of the header and the frame.
+        unsafe { page.set_len_unchecked(len) };
+        page.prefetch(0);
+        if APART {
+            page.prefetch(-(HEADER as isize));
         }
+    }
+
+    #[inline(always)]
+    unsafe fn group_header(slot: &Option<DataPage<M>>) -> RawHeader {
+        // SAFETY: *room*, and the caller's: the slot has a page.
+        RawHeader::new(unsafe { slot.as_ref().unwrap_unchecked().read_in_front_unchecked() })
     }
 
     #[inline(always)]

@@ -250,9 +250,12 @@ impl<B: Buffers> ReceivePath<B> {
         let read = n;
         if reads_header {
             let slots = queue.group(n);
-            (n, checksum) = match self.header {
-                HeaderFields::Mergeable => self.plain_frames::<true>(slots),
-                _ => self.plain_frames::<false>(slots),
+            // SAFETY: the caller's; the device had these buffers, whose slots have their memory.
+            (n, checksum) = unsafe {
+                match self.header {
+                    HeaderFields::Mergeable => self.plain_frames::<true>(slots),
+                    _ => self.plain_frames::<false>(slots),
+                }
             };
             if n == 0 {
                 return 0;
@@ -297,15 +300,17 @@ impl<B: Buffers> ReceivePath<B> {
         queue: &mut ShapedQueue<F, B::Buffer>,
         most: u16,
     ) -> (u16, bool, u64) {
-        let mut bytes = 0;
+        // 32 bits have the bytes of a batch, and are summed by one instruction.
+        let mut bytes = 0u32;
         let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
+            let len = len - HEADER;
             // SAFETY: the caller's; the queue calls this with buffers that the device had, whose
             // slots keep the memory that was posted, and with at most the bytes of a buffer. A page
             // that a handler left in its place has its headroom: `RxGroup::new`.
-            unsafe { B::arrived::<APART>(slot, len - HEADER) };
-            bytes += u64::from(len - HEADER);
+            unsafe { B::arrived::<APART>(slot, len) };
+            bytes = bytes.wrapping_add(len);
         });
-        (n, ended, bytes)
+        (n, ended, bytes.into())
     }
 
     /// Posts as many buffers as a group of `n` frames used, `empty` of which need pages, and
@@ -355,14 +360,19 @@ impl<B: Buffers> ReceivePath<B> {
     /// `COUNTED`: it has the number of buffers.
     ///
     /// It is not inlined, so that its loop has all registers.
+    ///
+    /// # Safety
+    ///
+    /// The layout has [`groups`](Buffers::groups), and each slot has memory.
     #[inline(never)]
-    fn plain_frames<const COUNTED: bool>(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
-        let mut headers = slots.iter().map(|slot| self.buffers.header(slot));
-        let Some(first) = headers.next().filter(|first| first.is_plain() && first.is_alone_like(*first, COUNTED))
-        else {
+    unsafe fn plain_frames<const COUNTED: bool>(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
+        // SAFETY: the caller's.
+        let mut headers = slots.iter().map(|slot| unsafe { B::group_header(slot) });
+        let Some(first) = headers.next().filter(|first| first.is_plain() && (!COUNTED || first.buffers() == 1)) else {
             return (0, Checksum::Unknown);
         };
-        let n = headers.position(|header| !header.is_alone_like(first, COUNTED)).map_or(slots.len(), |n| n + 1);
+        let kind = first.kind(COUNTED);
+        let n = headers.position(|header| header.kind(COUNTED) != kind).map_or(slots.len(), |n| n + 1);
         let verified = self.offloads.verifies(first.flags());
         (n as u16, if verified { Checksum::Verified } else { Checksum::Unknown })
     }

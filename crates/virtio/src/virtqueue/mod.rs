@@ -19,7 +19,7 @@
 //! | `fault.rs` | the checks of all words that the peer writes |
 //! | `fours.rs` | a loop over two arrays, four entries at a time |
 //! | `sync.rs` | the atomics, so that loom can replace them |
-//! | `model.rs` | loom's models of `arm` against `publish` |
+//! | `model.rs`, `model/` | loom's models: `arm` against `publish`; buffers that go around |
 
 #[cfg(feature = "device")]
 pub(crate) mod device;

@@ -1,5 +1,6 @@
 //! Loom's models of `arm` against `publish`, on the queues that the driver and the device run: both
-//! formats, flags and event indices, either end asleep. The theory is in `event.rs`.
+//! formats, flags and event indices, either end asleep. The theory is in `event.rs`. The models of
+//! buffers that go around are in `model/shaped.rs`.
 //!
 //! One end publishes two entries, and asks after each or after both whether the peer wants to be
 //! notified. The other end arms, takes the entries that are there, and arms again. The forbidden
@@ -19,6 +20,8 @@ use crate::net::feature;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
+
+mod shaped;
 
 /// Entries of a ring.
 const SIZE: u16 = 2;
@@ -69,10 +72,12 @@ fn words<T>(n: usize, word: impl Fn() -> T) -> Box<[T]> {
 
 /// The device's end.
 trait Device: 'static {
-    fn add_used(&mut self, id: u16);
+    /// Uses a buffer, into which `len` bytes were written.
+    fn add_used(&mut self, id: u16, len: u32);
     fn should_notify(&mut self) -> bool;
     fn arm(&mut self) -> Armed;
-    fn take(&mut self) -> Option<u16>;
+    /// The next buffer: its id and its address.
+    fn take(&mut self) -> Option<(u16, u64)>;
 }
 
 /// The device's end as the device runs it, and a place in the ring: chains are popped first and
@@ -91,8 +96,8 @@ impl<S: DeviceFormat> DeviceEnd<S> {
 }
 
 impl<S: DeviceFormat + 'static> Device for DeviceEnd<S> {
-    fn add_used(&mut self, id: u16) {
-        self.format.add_used(id, 1, 0);
+    fn add_used(&mut self, id: u16, len: u32) {
+        self.format.add_used(id, 1, len);
         self.format.publish();
     }
 
@@ -109,11 +114,11 @@ impl<S: DeviceFormat + 'static> Device for DeviceEnd<S> {
         armed
     }
 
-    fn take(&mut self) -> Option<u16> {
+    fn take(&mut self) -> Option<(u16, u64)> {
         self.format.refresh().unwrap();
         let descriptor = self.format.first(self.at).unwrap()?;
         self.at = self.format.behind(self.at, 1);
-        Some(self.format.id(&descriptor).unwrap())
+        Some((self.format.id(&descriptor).unwrap(), descriptor.addr()))
     }
 }
 
@@ -222,13 +227,13 @@ fn driver_sleeps<F: Format + 'static>(features: u64, at_once: bool) {
     model(move || {
         let Ends { memory, mut driver, mut device } = Ends::<F>::new(features);
         (0..ENTRIES).for_each(|_| post(&mut driver));
-        let ids: Vec<_> = std::iter::from_fn(|| device.take()).collect();
+        let ids: Vec<_> = std::iter::from_fn(|| device.take()).map(|(id, _)| id).collect();
         assert_eq!(ids.len(), usize::from(ENTRIES));
         let bell = Bell::new();
         let call = bell.clone();
         let peer = thread::spawn(move || {
             for id in ids {
-                device.add_used(id);
+                device.add_used(id, 0);
                 if !at_once && device.should_notify() {
                     call.ring();
                 }
@@ -271,7 +276,7 @@ fn device_sleeps<F: Format + 'static>(features: u64, at_once: bool) {
         let device = std::cell::RefCell::new(device);
         let take = || {
             let mut device = device.borrow_mut();
-            let ids = std::iter::from_fn(|| device.take().inspect(|&id| device.add_used(id)));
+            let ids = std::iter::from_fn(|| device.take().inspect(|&(id, _)| device.add_used(id, 0)));
             ids.count() as u16
         };
         let waits = sleeps(&bell, || device.borrow_mut().arm(), take);

@@ -341,10 +341,21 @@ impl PackedRing {
         rest.store(d.word().to_le(), Ordering::Release);
     }
 
+    /// Writes the descriptor at `offset`, which is behind one that the driver has not written yet.
+    /// That one [publishes](Self::set_desc) this one, too: a device reads a descriptor when it has
+    /// read those in front of it.
+    #[inline]
+    pub(crate) fn set_desc_behind(&self, offset: u16, d: PackedDesc) {
+        let [addr, rest] = self.words(offset);
+        addr.store(d.addr.to_le(), Ordering::Relaxed);
+        rest.store(d.word().to_le(), Ordering::Relaxed);
+    }
+
     /// Writes the descriptors from `first` on with these addresses, as far as the ring goes. Each
-    /// has its place as its id, and else the fields of `d`.
+    /// has its place as its id, and else the fields of `d`. They are
+    /// [behind](Self::set_desc_behind) one that was not written yet.
     #[inline(always)]
-    pub(crate) fn set_descs(&self, first: u16, addrs: &[u64], d: PackedDesc) {
+    pub(crate) fn set_descs_behind(&self, first: u16, addrs: &[u64], d: PackedDesc) {
         let at = usize::from(first.min(self.size));
         let n = usize::from(self.size) - at;
         // SAFETY: *mapped*; the last of them is below `size`, and a descriptor is two words.
@@ -353,7 +364,7 @@ impl PackedRing {
             (PackedDesc { id: first, ..d }.word(), PackedDesc { id: 1, ..PackedDesc::default() }.word());
         for_each_by_fours(descs, addrs, |i, [to, rest], addr| {
             to.store(addr.to_le(), Ordering::Relaxed);
-            rest.store((word + i as u64 * next_id).to_le(), Ordering::Release);
+            rest.store((word + i as u64 * next_id).to_le(), Ordering::Relaxed);
         });
     }
 
@@ -485,11 +496,12 @@ impl Cursor<'_> {
         (d.flags & PackedDesc::TURN == self.flags).then_some(d)
     }
 
-    /// See [`PackedRing::set_desc`].
+    /// See [`PackedRing::set_desc_behind`].
     #[inline(always)]
-    pub(crate) fn set_desc(&self, d: PackedDesc) {
-        self.words()[0].store(d.addr.to_le(), Ordering::Relaxed);
-        self.set_used_desc(d);
+    pub(crate) fn set_desc_behind(&self, d: PackedDesc) {
+        let [addr, rest] = self.words();
+        addr.store(d.addr.to_le(), Ordering::Relaxed);
+        rest.store(d.word().to_le(), Ordering::Relaxed);
     }
 
     /// See [`PackedRing::set_used_desc`].
@@ -535,7 +547,7 @@ mod tests {
                     assert_eq!((available.flags(), used.flags()), (at.available(), at.used()));
                     used.set_used_desc(PackedDesc { addr: 0, len: 7, id: 1, flags: at.used() });
                     assert!(used.used_desc().is_some() && ring.used_desc(at.offset()).is_used(at));
-                    available.set_desc(PackedDesc { addr: 5, len: 7, id: 1, flags: at.available() });
+                    available.set_desc_behind(PackedDesc { addr: 5, len: 7, id: 1, flags: at.available() });
                     assert!(used.used_desc().is_none() && available.desc() == ring.desc(at.offset()));
                     at = at.step(n, size);
                     available.advance(n);

@@ -22,6 +22,14 @@ pub(crate) struct ChainDescriptor<A> {
     pub(super) span: u16,
 }
 
+#[cfg(all(test, loom))]
+impl<A> ChainDescriptor<A> {
+    /// The address of its buffer.
+    pub(crate) fn addr(&self) -> u64 {
+        self.desc.addr
+    }
+}
+
 /// A chain that was popped. [`DeviceQueue::complete`] or [`DeviceQueue::add_used_read`] adds it to
 /// the used ring. If a head is dropped, its chain stays available.
 #[derive(Debug)]

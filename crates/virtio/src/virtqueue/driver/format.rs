@@ -22,6 +22,9 @@ pub(crate) trait UsedEntries: Sized {
     /// Moves on by one buffer, which has so many descriptors.
     fn skip(&mut self, descriptors: u16);
 
+    /// Moves on by `n` buffers of one descriptor each.
+    fn skip_run(&mut self, n: u16);
+
     /// Checks that the device has used no more buffers than it had. To be called when none is
     /// [left](Self::left).
     fn check_end(&self) -> Result<(), DeviceFault>;

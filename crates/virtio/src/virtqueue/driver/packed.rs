@@ -7,7 +7,7 @@
 //! Descriptors of a batch are written at once except the first, which
 //! [`publish`](DriverFormat::publish) writes: the device takes descriptors in order, and so sees
 //! the batch when it sees the first one. So the device does not take a cache line away to which the
-//! driver is still writing.
+//! driver is still writing, and that store is the only one of a batch that releases.
 //!
 //! The device writes one used descriptor for each buffer, at the place of the buffer's first one,
 //! and skips the others. Where buffers are used in order, one used descriptor can stand for a batch
@@ -54,7 +54,7 @@ impl Packed {
     fn put(&mut self, at: Position, d: PackedDesc) {
         match self.held {
             None => self.held = Some((at.offset(), d)),
-            Some(_) => self.ring.set_desc(at.offset(), d),
+            Some(_) => self.ring.set_desc_behind(at.offset(), d),
         }
     }
 }
@@ -117,6 +117,12 @@ impl UsedEntries for Used<'_> {
     fn skip(&mut self, descriptors: u16) {
         self.at.advance(descriptors);
         self.found += 1;
+    }
+
+    #[inline(always)]
+    fn skip_run(&mut self, n: u16) {
+        self.at.advance(n);
+        self.found += n;
     }
 
     #[inline(always)]
@@ -196,7 +202,7 @@ impl DriverFormat for Packed {
                 let d = PackedDesc { addr, len, id: slot, flags: DESC_INDIRECT | at.flags() };
                 match held {
                     None => held = Some((at.position().offset(), d)),
-                    Some(_) => at.set_desc(d),
+                    Some(_) => at.set_desc_behind(d),
                 }
                 at.advance(1);
             }
@@ -209,7 +215,7 @@ impl DriverFormat for Packed {
                 let d = PackedDesc { addr, len, id: slot, flags: shape.flags(i) | at.flags() };
                 match held {
                     None => held = Some((at.position().offset(), d)),
-                    Some(_) => at.set_desc(d),
+                    Some(_) => at.set_desc_behind(d),
                 }
                 at.advance(1);
             }
@@ -224,7 +230,7 @@ impl DriverFormat for Packed {
         debug_assert!(first == self.avail.offset() && self.held.is_none());
         let d = PackedDesc { addr: 0, len, id: first, flags: DESC_WRITE | self.avail.available() };
         let Some((&addr, rest)) = addrs.split_first() else { return };
-        self.ring.set_descs(first + 1, rest, d);
+        self.ring.set_descs_behind(first + 1, rest, d);
         self.held = Some((first, PackedDesc { addr, ..d }));
         self.fresh += addrs.len() as u32;
         self.avail = self.avail.step(addrs.len() as u16, self.size);
@@ -272,7 +278,7 @@ impl DriverFormat for Packed {
             let d = PackedDesc { addr, len, id, flags: at.flags() };
             match held {
                 None => held = Some((at.position().offset(), d)),
-                Some(_) => at.set_desc(d),
+                Some(_) => at.set_desc_behind(d),
             }
             at.advance(1);
         }

@@ -15,8 +15,32 @@ use super::tables::{Segment, Tables};
 /// were made available.
 pub(super) struct Order {
     pub(super) slots: VecDeque<u16>,
-    /// The last buffer of a batch of which only a part was found yet.
-    batch: Option<u16>,
+    /// How many of them, from the first on, are of a batch whose used entry was read.
+    pub(super) batch: u16,
+}
+
+impl Order {
+    /// How many buffers, from the `at`th on, the next used entry stands for, if there is one.
+    #[inline(always)]
+    pub(super) fn next_batch<F: DriverFormat>(
+        &self,
+        format: &F,
+        used: &F::Used<'_>,
+        at: usize,
+    ) -> Result<Option<u16>, DeviceFault> {
+        if used.left() == 0 {
+            return used.check_end().map(|()| None);
+        }
+        let Some((id, _)) = used.entry() else { return Ok(None) };
+        let last = format.slot(id)?;
+        // Usually slots are posted in the order of their numbers. A slot is in the list once.
+        let left = usize::from(used.left());
+        let likely = self.slots.get(at).map(|first| usize::from(last.wrapping_sub(*first)));
+        let place = likely.filter(|n| *n < left && self.slots.get(at + n) == Some(&last));
+        let place = place.or_else(|| self.slots.iter().skip(at).take(left).position(|slot| *slot == last));
+        let buffers = place.map(|n| n as u16 + 1);
+        DeviceFault::posted(id as u16, buffers.map(Some))
+    }
 }
 
 /// A queue whose buffers each have their own segments: see the [module](super).
@@ -56,7 +80,7 @@ impl<F: DriverFormat, B: Default> DriverQueue<F, B> {
         let setup = Setup { negotiated, per_slot: 0 };
         let count = F::entries(&ring);
         let format = F::new(ring, setup, Shape::NONE, tables);
-        let order = || Order { slots: VecDeque::with_capacity(count.into()), batch: None };
+        let order = || Order { slots: VecDeque::with_capacity(count.into()), batch: 0 };
         Self {
             format,
             setup,
@@ -80,7 +104,7 @@ impl<F: DriverFormat, B> RingEnd for DriverQueue<F, B> {
         (self.posted, self.found, self.fault) = (0, Found::new(), None);
         if let Some(order) = &mut self.order {
             order.slots.clear();
-            order.batch = None;
+            order.batch = 0;
         }
         self.free.reset(self.buffers.len() as u16);
     }
@@ -96,7 +120,7 @@ impl<F: DriverFormat, B> RingEnd for DriverQueue<F, B> {
     }
 
     fn arm(&mut self) -> Armed {
-        let batch = self.order.as_ref().is_some_and(|order| order.batch.is_some());
+        let batch = self.order.as_ref().is_some_and(|order| order.batch > 0);
         if batch || self.found.len() > 0 || self.fault.is_some() {
             return Armed::Work;
         }
@@ -226,33 +250,21 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
             if !adding.has_room() {
                 break Ok(());
             }
-            let last = match order.batch {
-                Some(batch) => batch,
-                None => match Self::batch(format, &used, order) {
-                    Ok(Some(batch)) => batch,
+            if order.batch == 0 {
+                order.batch = match order.next_batch(format, &used, 0) {
+                    Ok(Some(buffers)) => buffers,
                     other => break other.map(|_| ()),
-                },
-            };
+                };
+            }
             let Some(slot) = order.slots.pop_front() else { break Ok(()) };
             used.skip(format.count(slot).unwrap_or(0));
-            order.batch = (slot != last).then_some(last);
+            order.batch -= 1;
             adding.push(slot);
         };
         let (end, behind) = (used.end(), adding.at);
         found.added(behind);
         format.read_to(end);
         judged
-    }
-
-    /// The last buffer of the next batch, if there is one.
-    fn batch(format: &F, used: &F::Used<'_>, order: &Order) -> Result<Option<u16>, DeviceFault> {
-        if used.left() == 0 {
-            return used.check_end().map(|()| None);
-        }
-        let Some((id, _)) = used.entry() else { return Ok(None) };
-        let last = format.slot(id)?;
-        let named = order.slots.iter().take(used.left().into()).any(|&slot| slot == last);
-        DeviceFault::posted(id as u16, named.then_some(Some(last)))
     }
 
     /// The `i`th pending buffer.

@@ -9,8 +9,12 @@
 //! named, and that slot was posted. This is the complete check of an entry: see
 //! [`take_run`](DriverQueue::take_run). Any other entry is read again, and judged, by
 //! [`pending`](DriverQueue::pending).
+//!
+//! If buffers are used in order by negotiation, an entry stands for all buffers up to the one that
+//! it names, which is one that the device has. A run is then as much of such batches as is in
+//! consecutive slots.
 
-use super::format::DriverFormat;
+use super::format::{DriverFormat, UsedEntries};
 use super::found::Found;
 use super::free::Free;
 use super::queue::DriverQueue;
@@ -70,13 +74,12 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// the slot of each and the buffer, which is not posted any more. If `f` panics, the buffers
     /// behind that one are [pending](Self::pending).
     ///
-    /// There are none if buffers are pending, if a fault was found, if buffers are used in order
-    /// by negotiation, or while the device has a buffer of several descriptors.
+    /// There are none if buffers are pending, if a fault was found, or while the device has a buffer
+    /// of several descriptors.
     #[inline(always)]
     pub(crate) fn take_run(&mut self, mut f: impl FnMut(u16, &mut B)) -> TakenRun {
         let Some((first, n, more)) = self.next_run() else { return TakenRun { buffers: 0, more: true } };
         let Self { format, buffers, is_posted, free, posted, found, .. } = self;
-        format.consume(n);
         let at = usize::from(first);
         let run = at..at + usize::from(n);
         let mut taking =
@@ -88,12 +91,15 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         TakenRun { buffers: n.into(), more }
     }
 
-    /// The next used entries, as far as they are a run: the first slot, how many there are, and
-    /// whether there may be more. `None` if there is no run. Each entry is read once.
+    /// Consumes the next used entries, as far as they are a run: the first slot, how many there are,
+    /// and whether there may be more. `None` if there is no run. Each entry is read once.
     #[inline(always)]
-    fn next_run(&self) -> Option<(u16, u16, bool)> {
-        if self.found.len() > 0 || self.fault.is_some() || self.order.is_some() || !self.format.is_single() {
+    fn next_run(&mut self) -> Option<(u16, u16, bool)> {
+        if self.found.len() > 0 || self.fault.is_some() || !self.format.is_single() {
             return None;
+        }
+        if self.order.is_some() {
+            return self.next_run_in_order();
         }
         let place = self.format.used_place();
         let mut used = self.format.used_ids(self.posted, RUN);
@@ -109,7 +115,42 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         }
         let behind = usize::from(self.format.size() - place).min(slots.len() + 1);
         let most = RUN.min(self.posted).min(behind as u16);
+        self.format.consume(n);
         Some((first as u16, n, other || n == most))
+    }
+
+    /// The same for buffers that are used in order by negotiation, each of one descriptor, none of
+    /// which is pending.
+    ///
+    /// It is not inlined, so that its loop has all registers.
+    #[inline(never)]
+    fn next_run_in_order(&mut self) -> Option<(u16, u16, bool)> {
+        let Self { format, order: Some(order), posted, .. } = self else { return None };
+        let first = *order.slots.front()?;
+        // A fault is found again by the functions that report it.
+        let mut used = format.used(0, *posted).ok()?;
+        let mut n = 0;
+        let more = loop {
+            if order.batch == 0 {
+                match order.next_batch(format, &used, n) {
+                    Ok(Some(buffers)) => order.batch = buffers,
+                    other => break other.is_err(),
+                }
+            }
+            let most = usize::from(order.batch).min(usize::from(RUN) - n);
+            let slots = order.slots.as_slices().0[n..].iter().zip(first + n as u16..).take(most);
+            let run = slots.take_while(|(slot, next)| *slot == next).count();
+            used.skip_run(run as u16);
+            order.batch -= run as u16;
+            n += run;
+            if order.batch > 0 || n == usize::from(RUN) {
+                break true;
+            }
+        };
+        let end = used.end();
+        format.read_to(end);
+        order.slots.drain(..n);
+        (n > 0).then_some((first, n as u16, more))
     }
 }
 

@@ -92,9 +92,14 @@ impl UsedEntries for Used<'_> {
 
     #[inline(always)]
     fn skip(&mut self, _: u16) {
-        self.next = self.next.wrapping_add(1);
+        self.skip_run(1);
+    }
+
+    #[inline(always)]
+    fn skip_run(&mut self, n: u16) {
+        self.next = self.next.wrapping_add(n);
         // The rest of a batch that was read before counts no more, if the index has moved back.
-        self.ready = self.ready.saturating_sub(1);
+        self.ready = self.ready.saturating_sub(n);
     }
 
     /// The index was checked before the first entry.

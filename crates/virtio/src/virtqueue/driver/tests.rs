@@ -15,6 +15,7 @@ use crate::virtqueue::{
 };
 
 mod free;
+mod in_order;
 mod run_fill;
 mod used_ids;
 
@@ -622,37 +623,8 @@ fn more_than_are_read_at_a_time() {
     }
 }
 
-/// Of a batch, a part was read. The queue is not armed, and the device cannot take the rest back.
-#[test]
-fn a_batch_that_was_read_in_part() {
-    for negotiated in combinations().filter(|n| n.in_order()) {
-        with_long_ring(negotiated, |ring, uses| {
-            let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
-            let mut slots = Vec::new();
-            with_queue!(&mut queue, queue => {
-                for _ in 0..200 {
-                    let vacant = queue.vacant(1).unwrap();
-                    slots.push(vacant.slot());
-                    queue.post(vacant, |_| [Segment::read(0x1000, 10)].into_iter());
-                }
-                queue.publish();
-                uses(&slots);
-                assert_eq!(queue.pending(), Ok(LOOK));
-                let mut taken: Vec<_> = (0..LOOK).map(|_| queue.take().unwrap().0).collect();
-                assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
-                // In a split ring this moves the index back.
-                uses(&slots[..usize::from(LOOK)]);
-                while let Ok(n @ 1..) = queue.pending() {
-                    (0..n).for_each(|_| taken.push(queue.take().unwrap().0));
-                }
-                assert_eq!(taken, slots, "{negotiated:?}");
-                assert_eq!(queue.pending().is_err(), !negotiated.packed(), "{negotiated:?}");
-            });
-        });
-    }
-}
-
-/// The same for a shaped queue. If it stops, all of them are counted.
+/// The same for a shaped queue as [above](more_than_are_read_at_a_time). If it stops, all of them are
+/// counted.
 #[test]
 fn more_than_are_read_at_a_time_of_a_shaped_queue() {
     for (negotiated, stops) in combinations().flat_map(|n| [(n, false), (n, true)]) {

@@ -173,8 +173,7 @@ fn random_traffic_of_free_queues() {
             assert_eq!(traffic.queue.posted(), sent - back);
         }
         let Traffic { full, run, panicked, .. } = traffic;
-        let runs = if negotiated.in_order() { 0..1 } else { 100..usize::MAX };
-        assert!(runs.contains(&run) && panicked * 1000 >= runs.start * 10, "{negotiated:?}: {run}, {panicked} panics");
+        assert!(run >= 100 && panicked > 0, "{negotiated:?}: {run}, {panicked} panics");
         assert!(sent > 2000 && full > 0, "{negotiated:?}: {sent} sent, {full} times full");
     }
 }

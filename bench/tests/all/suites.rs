@@ -253,6 +253,23 @@ fn tokens_have_every_way_and_setting() {
 
 const TURNS: &str = "both ends and the device in turns on one thread";
 
+/// Rows of replies, by each kind of count.
+fn replies_count<'a>(report: &'a Value, find: impl Fn(&str, &str, u64) -> &'a Value, measured: impl Fn(&Value)) {
+    let cpus = report["machine"]["cpus"].as_u64().unwrap();
+    let threads = report["params"]["threads"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap());
+    for n in threads.chain([2 * cpus]) {
+        for count in ["refcount", "rcuref", "percpuref"] {
+            for (proto, gets) in [("udp", 2.0), ("connections", 1.0)] {
+                let name = format!("{proto}_{count}");
+                measured(find("replies: throughput", &name, n));
+                let [median, ..] = figures(find("replies: gets", &name, n));
+                assert!((0.8..1.2).contains(&(median / gets)), "{name} with {n} threads: {median} gets");
+                assert!(count == "refcount" || figures(find("replies: retries", &name, n))[2] == 0.0);
+            }
+        }
+    }
+}
+
 /// Every path and program, or why not; the goals; and a route cache in a send path, whose gets are
 /// those that the code has. Proves PERF-3 and, as far as measuring goes, REF-8.
 #[test]
@@ -320,18 +337,7 @@ fn streams_have_every_path() {
     for name in ["ours", "debian"] {
         measured_or_not(find("memcached: CPU of both sides", name, 1), complete);
     }
-    let threads = report["params"]["threads"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap());
-    for n in threads.chain([2 * cpus]) {
-        for count in ["refcount", "rcuref", "percpuref"] {
-            for (proto, gets) in [("udp", 2.0), ("connections", 1.0)] {
-                let name = format!("{proto}_{count}");
-                measured(find("replies: throughput", &name, n));
-                let [median, ..] = figures(find("replies: gets", &name, n));
-                assert!((0.8..1.2).contains(&(median / gets)), "{name} with {n} threads: {median} gets");
-                assert!(count == "refcount" || figures(find("replies: retries", &name, n))[2] == 0.0);
-            }
-        }
-    }
+    replies_count(&report, find, measured);
     // Ours and smoltcp, which are compared, have the same rings; the kernel alone has none.
     let features = |section: &str, name: &str, threads| find(section, name, threads)["features"].clone();
     for idle in ["sleeping", "polling"] {

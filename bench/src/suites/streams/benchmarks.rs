@@ -3,7 +3,7 @@
 
 use super::end::Idle;
 use super::http::Http;
-use super::rig::{Link, Offloads};
+use super::rig::{HEADERS, Link, MTU, Offloads};
 use super::run::{Env, Path, Program, Run, Took};
 use super::turns::Turns;
 use crate::error::BenchError;
@@ -13,24 +13,8 @@ use crate::rounds::Benchmark;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The MTU of Ethernet.
-pub(super) const MTU: u16 = 1500;
 /// MTUs at which the cost of a segment is measured.
 const MTUS: [u16; 4] = [300, 600, 1000, MTU];
-/// Bytes of the headers of IPv4 and of TCP with timestamps.
-pub(super) const HEADERS: u16 = 52;
-
-/// The name of a path in rows.
-pub(super) fn name(path: Path) -> &'static str {
-    match path {
-        Path::Ours => "ours",
-        Path::Smoltcp => "smoltcp",
-        Path::Veth => "kernel_veth",
-        Path::OursToKernel => "ours_to_kernel",
-        Path::KernelToOurs => "kernel_to_ours",
-        Path::Taps => "kernel_taps",
-    }
-}
 
 fn suffix(idle: Idle) -> &'static str {
     match idle {
@@ -63,7 +47,7 @@ struct Case {
 
 impl Case {
     fn name(&self) -> String {
-        format!("{}_{}", name(self.path), suffix(self.idle))
+        format!("{}_{}", self.path.name(), suffix(self.idle))
     }
 
     fn can_run(&self) -> Result<(), BenchError> {
@@ -173,7 +157,7 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
 
 impl Benchmark for CostLine {
     fn heads(&self) -> Vec<Head> {
-        let row = |(section, per)| head(name(self.0.path).into(), section, per, "ns");
+        let row = |(section, per)| head(self.0.path.name().into(), section, per, "ns");
         [("cost of a segment", "segment"), ("cost of a byte", "byte")].map(row).into()
     }
 

@@ -16,10 +16,9 @@
 mod kernel;
 mod ours;
 
-use super::benchmarks::{MTU, name};
 use super::end::{Idle, Watch};
 use super::net::CONGESTION;
-use super::rig::{Link, Offloads};
+use super::rig::{Link, MTU, Offloads};
 use super::run::{Env, Measured, Path, Program, Run};
 use crate::error::BenchError;
 use crate::harness::Harness;
@@ -99,7 +98,7 @@ fn measured(
 
 impl Benchmark for Http {
     fn heads(&self) -> Vec<Head> {
-        let name = format!("{}_sleeping", name(self.path));
+        let name = format!("{}_sleeping", self.path.name());
         vec![Head { name, section: SECTION, threads: 2, per: "connection", unit: "ns", ..Head::default() }]
     }
 
@@ -110,7 +109,7 @@ impl Benchmark for Http {
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
         let (measured, features) = self
             .run(Duration::from_nanos(harness.duration_ns()))
-            .map_err(|source| BenchError::Stream { variant: format!("HTTP: {}", name(self.path)), source })?;
+            .map_err(|source| BenchError::Stream { variant: format!("HTTP: {}", self.path.name()), source })?;
         let Measured { responses, elapsed, cpu_ns, .. } = measured;
         let value = cpu_ns as f64 / responses.max(1) as f64;
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).ok();

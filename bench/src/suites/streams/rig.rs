@@ -11,6 +11,11 @@ use netmem_measure::threads::propagate;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 
+/// The MTU of Ethernet.
+pub(super) const MTU: u16 = 1500;
+/// Bytes of the headers of IPv4 and of TCP with timestamps.
+pub(super) const HEADERS: u16 = 52;
+
 /// Entries of each ring.
 pub(super) const RING: u16 = 256;
 

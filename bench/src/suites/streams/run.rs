@@ -49,6 +49,20 @@ pub(super) enum Path {
     Taps,
 }
 
+impl Path {
+    /// Its name in rows.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Smoltcp => "smoltcp",
+            Self::Veth => "kernel_veth",
+            Self::OursToKernel => "ours_to_kernel",
+            Self::KernelToOurs => "kernel_to_ours",
+            Self::Taps => "kernel_taps",
+        }
+    }
+}
+
 /// The work of the ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {

@@ -10,12 +10,11 @@
 //! are divided. It is compared with the gain of `plain`, whose threads share nothing: two CPUs may
 //! be threads of one core, or share a frequency.
 
-use super::benchmarks::{HEADERS, MTU};
 use super::end::Idle;
 use super::memory::Memory;
 use super::net::ADDRESSES;
 use super::ours::{Ours, Parts};
-use super::rig::{Divided, Link, Offloads};
+use super::rig::{Divided, HEADERS, Link, MTU, Offloads};
 use super::run::PORT;
 use super::turns::{WARM_UP, turns};
 use crate::error::BenchError;

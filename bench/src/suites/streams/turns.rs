@@ -12,12 +12,11 @@
 //!     target/release/netmem-bench streams --rows '*in turns*' --runs 1 --duration 16ms
 //! ```
 
-use super::benchmarks::{HEADERS, MTU, name};
 use super::end::{End, Idle, MESSAGE};
 use super::memory::Memory;
 use super::net::ADDRESSES;
 use super::ours::{self, Ours};
-use super::rig::{Link, Offloads, Rig};
+use super::rig::{HEADERS, Link, MTU, Offloads, Rig};
 use super::run::{PORT, Path, Program};
 use super::smol::{self, Smol};
 use crate::error::BenchError;
@@ -169,7 +168,7 @@ impl Benchmark for Turns {
     fn heads(&self) -> Vec<Head> {
         let (section, per) =
             if self.program == Program::Requests { (REQUESTS, "request") } else { (SECTION, "segment") };
-        vec![Head { name: name(self.path).into(), section, threads: 1, per, unit: "ns", ..Head::default() }]
+        vec![Head { name: self.path.name().into(), section, threads: 1, per, unit: "ns", ..Head::default() }]
     }
 
     fn measure(&mut self, harness: &Harness) -> Result<Vec<Sample>, BenchError> {
@@ -177,7 +176,7 @@ impl Benchmark for Turns {
         let amount = if requests { harness.duration_ns() / 1000 } else { harness.duration_ns() };
         let (done, elapsed, features) = harness
             .alone(|| self.run(amount))?
-            .map_err(|source| BenchError::Stream { variant: name(self.path).into(), source })?;
+            .map_err(|source| BenchError::Stream { variant: self.path.name().into(), source })?;
         let (count, bytes) = if requests {
             (done as f64, done * 2 * MESSAGE as u64)
         } else {

@@ -47,17 +47,22 @@ pub(crate) unsafe fn put_many(desc: NonNull<Desc>, n: u32) {
     }
 }
 
+#[cfg(not(loom))]
 thread_local! {
     /// The address of the header of the pool for every thread from which this thread last allocated
     /// a page. See [`PoolHeader::intake`]. The pool may have been freed, and the header of another
     /// pool, of either kind, may have its address.
     static LAST_HEADER: Cell<usize> = const { Cell::new(0) };
 }
+#[cfg(loom)]
+loom::thread_local! {
+    static LAST_HEADER: Cell<usize> = Cell::new(0);
+}
 
 /// Records that this thread allocates a page from the pool for every thread with this header.
 #[inline(always)]
 pub(crate) fn allocates_from(header: *const PoolHeader) {
-    LAST_HEADER.set(header.expose_provenance());
+    LAST_HEADER.with(|last| last.set(header.expose_provenance()));
 }
 
 /// Returns its argument, and hides from the compiler that the two are equal.
@@ -108,8 +113,8 @@ impl PoolHeader {
         }
     }
 
-    /// The magazines on which a page is pushed that is dropped outside of its pool's context. Null if
-    /// [`recycle_remote`](Self::recycle_remote) is to find out what to do.
+    /// The magazines on which a page is pushed that is dropped outside of its pool's context. Null
+    /// if [`recycle_remote`](Self::recycle_remote) is to find out what to do.
     ///
     /// A page that is dropped soon after its allocation was on this CPU's magazine just before. The
     /// page, its descriptor, its header, the gate and the magazine would be loads of which each
@@ -123,13 +128,15 @@ impl PoolHeader {
     /// The page keeps the header.
     #[inline(always)]
     unsafe fn intake(header: NonNull<Self>, context: *const PolledHeader) -> *const Intake {
-        let last = LAST_HEADER.get();
+        let last = LAST_HEADER.with(Cell::get);
         // SAFETY: the caller's. The address is that of the header, in both cases.
         unsafe {
             if header.addr().get() == last {
                 // Whatever the context: a push is possible on any thread, at any time.
                 let at: *const Self = ptr::with_exposed_provenance(opaque(last));
-                return (*at).cpus().map_or(ptr::null(), |cpus| CpuCache::intake(cpus));
+                if let Some(cpus) = (*at).cpus() {
+                    return CpuCache::intake(cpus);
+                }
             }
             // One jump for both tests: a line of code has few that the processor predicts well.
             let depot = (*header.as_ptr()).depot().map_or(ptr::null(), ptr::from_ref);
@@ -254,7 +261,12 @@ mod tests {
     fn another_header_has_the_address() {
         let (mut pool, mut other) = (pool(), pool());
         let pages: Vec<_> = (0..4).map(|_| pool.alloc().expect("a page")).collect();
-        allocates_from(&raw const pool.shared().front.header);
+        let header = NonNull::from(&pool.shared().front.header);
+        // SAFETY: the pool has its header.
+        let intake = || unsafe { PoolHeader::intake(header, ptr::null()) };
+        let unknown = intake();
+        allocates_from(header.as_ptr());
+        assert_eq!(intake(), unknown);
         let mut dropped = 0;
         for page in pages {
             // Also in the context of another pool.

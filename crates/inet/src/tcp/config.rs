@@ -49,6 +49,7 @@ pub struct Config {
     /// So many segments are acknowledged at once at the beginning, and after an idle time. The peer
     /// is then in slow start, and delayed acknowledgements would slow it down. With 0, a user that
     /// answers a short request at once saves a segment: the answer acknowledges it.
+    #[serde(default = "quick_acks")]
     pub quick_acks: u16,
     /// The longest time that an acknowledgement waits for more segments, or for payload to send.
     /// Values above 500 ms mean 500 ms.
@@ -103,6 +104,10 @@ impl Default for Config {
 
 fn syn_ack_retries() -> u32 {
     5
+}
+
+fn quick_acks() -> u16 {
+    QUICK
 }
 
 fn orphan() -> Duration {

@@ -15,7 +15,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
-/// Events that are taken in one call.
+/// Events of one `epoll_wait`.
 const EVENTS: usize = 64;
 /// The number of the listening socket in events.
 const LISTENER: u64 = u64::MAX;

@@ -132,7 +132,7 @@ struct End<'d> {
     exchanges: Vec<Option<Exchange>>,
     wakers: Vec<Waker>,
     ready: Arc<Ready>,
-    /// The list that was taken last. It is exchanged for the next one.
+    /// The list that was exchanged last, for the next one.
     list: Vec<usize>,
     stack: OwnStack,
     clock: Clock,
@@ -187,7 +187,10 @@ impl<'d> End<'d> {
     /// Accepts and answers until the run is over.
     fn serve(mut self, watch: &Watch) -> anyhow::Result<()> {
         let at = SocketAddr::new(address(1).addr, PORT);
-        let mut listener = self.stack.sockets().listen(at, ListenOptions::default())?;
+        // As `netmem serve http` does: the answer acknowledges the request.
+        let options =
+            ListenOptions { connection: Config { quick_acks: 0, ..Config::default() }, ..ListenOptions::default() };
+        let mut listener = self.stack.sockets().listen(at, options)?;
         let (answer, mut free) = (answer(), Vec::new());
         while !watch.is_over() {
             let mut work = self.worker.poll() + self.stack.poll(self.clock.now());

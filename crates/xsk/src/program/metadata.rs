@@ -196,7 +196,7 @@ fn usable(
     if functions == [None; 3] { Err(NoRxMetadata::Driver) } else { Ok(functions) }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::{Filter, Program, ProgramOptions, Rule, bpf, filter, load_with};

@@ -19,7 +19,7 @@
 //! is counted.
 
 use super::Running;
-use super::report::{Events, Left};
+use super::report::{self, Events, Left};
 use super::socket::{Inherited, Socket, inherited};
 use crate::args::{DeviceArgs, PortArg};
 use anyhow::Context;
@@ -353,9 +353,8 @@ impl Fronts {
         Ok(())
     }
 
-    /// Answers the clients of the statistics socket. The text fits into the send buffer of a new
-    /// connection: so this does not wait, and keeps no state for a client. The client finds the
-    /// text when it reads.
+    /// Answers the clients of the statistics socket. The text fits into the send buffer of a
+    /// connection: so this does not wait, and keeps no state for a client.
     fn answer(&mut self, device: &Running<'_>) -> anyhow::Result<()> {
         let Some(socket) = &self.stats_socket else { return Ok(()) };
         for _ in 0..BATCH {
@@ -364,9 +363,7 @@ impl Fronts {
                 Accepted::Dropped => continue,
                 Accepted::Nothing => break,
             };
-            let text = device.report(&self.events, self.current.is_some());
-            let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-            let _ = rustix::net::send(&stream, text.as_bytes(), flags);
+            report::send(&stream, &device.report(&self.events, self.current.is_some()));
             // If bytes of the client stay unread here, the client gets an error at the end of the
             // connection.
             let _ = rustix::net::recv(&stream, &mut [0u8; 512][..], rustix::net::RecvFlags::DONTWAIT);

@@ -5,9 +5,11 @@ use super::Running;
 use crate::link::{AskedLink, LinkReport};
 use netmem::device::{DeviceError, Stats};
 use netmem_measure::output::{self, chain};
+use rustix::net::{SendFlags, sockopt};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,9 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_secs(1);
 /// The number of front ends in such a time that get a line of their own when they leave.
 const LINES: u32 = 20;
+
+/// The most bytes of the statistics. The send buffer of a client's connection has room for them.
+const MOST_STATISTICS: usize = 64 << 10;
 
 /// What happened to connections.
 #[derive(Debug, Default)]
@@ -126,6 +131,14 @@ struct Report<'a> {
     link: Option<LinkReport>,
 }
 
+/// Sends the statistics to a new client, without a wait: the client finds the text when it reads.
+/// The send buffer is as the text needs it where `net.core.wmem_max` permits, whatever a new socket
+/// has by `net.core.wmem_default`.
+pub(super) fn send(stream: &UnixStream, text: &str) {
+    let _ = sockopt::set_socket_send_buffer_size(stream, MOST_STATISTICS);
+    let _ = rustix::net::send(stream, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
 #[derive(Serialize)]
 struct FrontEnds {
     connected: bool,
@@ -136,8 +149,7 @@ struct FrontEnds {
 }
 
 impl Running<'_> {
-    /// The statistics as one JSON object: a few kilobytes, and at most 300 bytes for each queue
-    /// pair.
+    /// The statistics as one JSON object of at most [`MOST_STATISTICS`] bytes.
     pub(super) fn report(&self, events: &Events, connected: bool) -> String {
         let Events { served, busy, dead, short, .. } = *events;
         let report = Report {
@@ -153,6 +165,58 @@ impl Running<'_> {
             queue_errors: self.stats.queue_errors().collect(),
             link: self.link.and_then(AskedLink::report),
         };
-        serde_json::to_string_pretty(&report).map_or_else(|e| format!("{{ \"error\": \"{e}\" }}\n"), |json| json + "\n")
+        report.text()
+    }
+}
+
+impl Report<'_> {
+    fn text(&self) -> String {
+        serde_json::to_string_pretty(self).map_or_else(|e| format!("{{ \"error\": \"{e}\" }}\n"), |json| json + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netmem::device::{MAX_PAIRS, NetDevice, Options, port::Gen};
+    use netmem_netem::LinkOptions;
+    use std::io::Read;
+
+    /// Of the most queue pairs, behind the longest path, with the longest numbers.
+    #[test]
+    fn the_longest_statistics_are_sent_without_a_wait() {
+        let device = NetDevice::new(Options::default(), |_| Gen::new(64, None)).unwrap();
+        let stats = device.stats();
+        let pair = stats.pairs().next().unwrap().map(|(name, _)| (name, u64::MAX));
+        let most = |(name, _)| (name, u64::MAX);
+        let most_events =
+            FrontEnds { connected: false, served: u64::MAX, busy: u64::MAX, dead: u64::MAX, short: u64::MAX };
+        let link = AskedLink::open(Some(LinkOptions::default()), None).unwrap().unwrap();
+        let report = Report {
+            netmem: env!("CARGO_PKG_VERSION"),
+            command: "device",
+            // Six bytes of JSON each.
+            port: "\u{1}".repeat(libc::PATH_MAX as usize),
+            queues: MAX_PAIRS as u16,
+            uptime_seconds: f64::MAX,
+            front_ends: most_events,
+            counters: stats.counters().map(most).collect(),
+            pairs: vec![BTreeMap::from(pair); MAX_PAIRS],
+            drops: stats.drops().map(most).collect(),
+            queue_errors: stats.queue_errors().map(most).collect(),
+            link: link.report(),
+        };
+        let text = report.text();
+        assert!(text.len() <= MOST_STATISTICS, "{}", text.len());
+        let full = text.clone() + &" ".repeat(MOST_STATISTICS - text.len());
+        for text in [text, full] {
+            let (device, mut client) = UnixStream::pair().unwrap();
+            sockopt::set_socket_send_buffer_size(&device, 0).unwrap();
+            send(&device, &text);
+            drop(device);
+            let mut read = String::new();
+            client.read_to_string(&mut read).unwrap();
+            assert!(read == text, "{} of {} bytes", read.len(), text.len());
+        }
     }
 }

@@ -174,17 +174,14 @@ fn statistics_are_served_while_the_device_runs() {
     device.ends_at(Signal::TERM);
 }
 
-/// The text of the most queue pairs fits the buffer of a connection.
 #[test]
-fn the_statistics_of_all_queue_pairs_fit() {
+fn the_statistics_of_all_queue_pairs() {
     let device = Device::start(&["--port", "sink", "--queues", "127"]);
     let report = device.stats();
     let pairs = report["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 127);
     let names = ["dropped", "rx_bytes", "rx_frames", "tx_bytes", "tx_frames"];
     assert!(pairs.iter().all(|pair| pair.as_object().unwrap().keys().eq(names)), "{report}");
-    // Each counter has at most as many digits.
-    assert!(report.to_string().len() + 127 * names.len() * 20 < 100_000, "{report}");
     device.ends_at(Signal::TERM);
 }
 

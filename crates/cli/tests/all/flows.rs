@@ -142,7 +142,7 @@ fn the_highest_rate_that_reaches_a_goal() {
     let found = rows.iter().find(|row| row["asked"] == report["highest"]).unwrap_or_else(|| panic!("{report}"));
     let above = |row: &Value| row["asked"].as_u64() > found["asked"].as_u64();
     assert!(!lost(found) && rows[1..].iter().any(|row| lost(row) && above(row)), "{rows:#?}");
-    let text = run(&"perf --proto tcp --rr 1,1 --search 100%=1us --duration 20ms".split(' ').collect::<Vec<_>>());
+    let text = run(&"perf --proto tcp --rr 1,1 --search 100%=1us --duration 100ms".split(' ').collect::<Vec<_>>());
     let text = String::from_utf8_lossy(&text.stdout);
     assert!(text.contains("no rate reaches 100%=1us"), "{text}");
 }

@@ -103,7 +103,7 @@ fn the_highest_rate_between_hosts() {
     let found = rows.iter().find(|row| row["asked"] == report["highest"]);
     let lost = |row: &Value| row["datagrams"]["arrived"] != row["datagrams"]["sent"];
     assert!(rows.len() > 1 && (report["highest"] == 0 || !lost(found.unwrap())), "{report}");
-    let args = ["perf", "--to", &at, "--rr", "1,1", "--search", "100%=1us", "-t", "20ms"];
+    let args = ["perf", "--to", &at, "--rr", "1,1", "--search", "100%=1us", "-t", "100ms"];
     let text = run(&args);
     let text = String::from_utf8_lossy(&text.stdout);
     assert!(text.contains("no rate reaches 100%=1us"), "{text}");

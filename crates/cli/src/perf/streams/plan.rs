@@ -33,7 +33,7 @@ pub(super) const DURATION: Duration = Duration::from_secs(1);
 /// The most messages in a second.
 pub(super) const MAX_RATE: u64 = 1_000_000_000;
 /// A flow sends at least one message in this time.
-const LEAST_EVERY: Duration = Duration::from_secs(10);
+pub(super) const LEAST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) enum Proto {

@@ -1,7 +1,7 @@
 //! The highest rate that reaches a goal: bisection between what is sent without a rate, and nothing
 //! (RFC 2544, section 26.1, for datagrams without loss).
 
-use super::plan::{MAX_RATE, Work, least_rate};
+use super::plan::{LEAST_EVERY, MAX_RATE, Work, least_rate};
 use super::report::Sample;
 use crate::args::SearchArg;
 use std::time::Duration;
@@ -31,27 +31,32 @@ pub(super) fn reaches(goal: SearchArg, rate: u64, sample: &Sample) -> bool {
 }
 
 /// Finds the highest rate at which this many flows reach a goal, by bisection. `run` makes the runs
-/// at a rate. More than half of them must reach the goal.
-pub(super) fn search<E>(
+/// at a rate. More than half of them must reach the goal. It is an error if no rate can be tried,
+/// because the flows are slower without a rate than at the lowest one.
+pub(super) fn search(
     goal: SearchArg,
     work: &Work,
     flows: u16,
-    mut run: impl FnMut(Option<u64>) -> Result<Vec<Sample>, E>,
-) -> Result<Option<u64>, E> {
+    mut run: impl FnMut(Option<u64>) -> anyhow::Result<Vec<Sample>>,
+) -> anyhow::Result<Option<u64>> {
     let most = run(None)?.iter().map(|sample| sample.begun_per_s(work)).fold(0.0, f64::max);
-    highest((most as u64).min(MAX_RATE), least_rate(flows), |rate| {
+    let (most, least) = ((most as u64).min(MAX_RATE), least_rate(flows));
+    anyhow::ensure!(
+        most >= least,
+        "--search: {flows} flow(s) need at least {least} messages in a second, one for each flow in {} s, and {most} in \
+         a second are sent without a rate; give fewer --flows or a longer --duration",
+        LEAST_EVERY.as_secs()
+    );
+    highest(most, least, |rate| {
         let samples = run(Some(rate))?;
         let reached = samples.iter().filter(|sample| reaches(goal, rate, sample)).count();
         Ok(2 * reached > samples.len())
     })
 }
 
-/// The highest rate from `least` to `most` for which `passes` holds, if there is one. `passes` is
-/// called once for each rate that is tried.
+/// The highest rate from `least` to `most` for which `passes` holds, if there is one. `least` is not
+/// above `most`. `passes` is called once for each rate that is tried.
 fn highest<E>(most: u64, least: u64, mut passes: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
-    if most < least.max(1) {
-        return Ok(None);
-    }
     if passes(most)? {
         return Ok(Some(most));
     }
@@ -71,6 +76,7 @@ fn highest<E>(most: u64, least: u64, mut passes: impl FnMut(u64) -> Result<bool,
 mod tests {
     use super::*;
     use crate::perf::streams::pace::Latencies;
+    use crate::perf::streams::plan::Proto;
 
     fn found(most: u64, limit: u64) -> (Option<u64>, u32) {
         let mut tries = 0;
@@ -81,9 +87,9 @@ mod tests {
         (found.unwrap(), tries)
     }
 
-    #[test]
-    fn a_run_without_a_message_reaches_nothing() {
-        let sample = Sample {
+    /// A run of 20 ms that has sent nothing.
+    fn nothing() -> Sample {
+        Sample {
             amounts: vec![0],
             elapsed: Duration::from_millis(20),
             intervals: Vec::new(),
@@ -92,7 +98,35 @@ mod tests {
             latencies: Latencies::default(),
             cpu_ns: 0.0,
             cpus: Vec::new(),
-        };
+        }
+    }
+
+    /// That no rate reaches the goal is a result only if rates were tried.
+    #[test]
+    fn flows_that_are_too_slow_for_any_rate_are_an_error() {
+        let work = Work { proto: Proto::Udp, size: 100, answer: None, on_way: Duration::ZERO, drain: Duration::ZERO };
+        // 500 flows need 50 datagrams a second, 1 in these 20 ms.
+        for (sent, flows, says) in [
+            (1, 500, None),
+            (1, 501, Some("501 flow(s) need at least 51 messages in a second, one for each flow in 10 s, and 50")),
+            (0, 1, Some("1 flow(s) need at least 1 messages in a second, one for each flow in 10 s, and 0")),
+        ] {
+            let mut tried = Vec::new();
+            let found = search(SearchArg::Lossless, &work, flows, |rate| {
+                tried.push(rate);
+                Ok(vec![Sample { sent, ..nothing() }])
+            });
+            match (found, says) {
+                (Ok(found), None) => assert_eq!((found, &tried[..2]), (None, &[None, Some(50)][..])),
+                (Err(error), Some(says)) => assert!(error.to_string().contains(says) && tried == [None], "{error}"),
+                (found, _) => panic!("{found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_message_reaches_nothing() {
+        let sample = nothing();
         let within = SearchArg::Within { percent: 100.0, limit: Duration::from_secs(1) };
         assert!(!reaches(within, 35, &sample) && !reaches(SearchArg::Lossless, 35, &sample));
         assert!(reaches(SearchArg::Lossless, 35, &Sample { datagrams: [1; 2], sent: 1, ..sample }));
@@ -106,7 +140,6 @@ mod tests {
             assert!(found <= limit && found + found / 50 + 1 >= limit && tries <= 17, "{limit}: {found}, {tries}");
         }
         assert_eq!(found(1_000, 1_000), (Some(1_000), 1));
-        assert_eq!(found(0, 5).0, None);
         let (found, tries) = found(1_000_000, 10);
         assert!(found.is_none() && tries <= 12, "{tries}");
         // Flows do not begin at a lower rate than the least.
@@ -115,8 +148,8 @@ mod tests {
             tried.push(rate);
             Ok::<_, ()>(false)
         };
-        assert_eq!((highest(100, 30, &mut fails), highest(29, 30, &mut fails)), (Ok(None), Ok(None)));
-        assert_eq!(tried, [100, 50, 30]);
+        assert_eq!((highest(100, 30, &mut fails), highest(30, 30, &mut fails)), (Ok(None), Ok(None)));
+        assert_eq!(tried, [100, 50, 30, 30]);
         assert_eq!(highest(5, 0, |_| Err("ends")), Err("ends"));
     }
 }

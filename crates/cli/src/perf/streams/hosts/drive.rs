@@ -232,7 +232,9 @@ impl<'s> Driver<'_, 's> {
     }
 
     /// Finds the highest rate that reaches a goal. It ends when a host is lost: without that host
-    /// there are fewer flows, of which the rates that were tried before say nothing.
+    /// there are fewer flows, whose rates do not compare with those of more flows. It also ends when
+    /// a flow fails, as in one process: what the other flows have counted does not show whether all
+    /// reach the goal at this rate.
     fn search(&mut self, goal: SearchArg) -> anyhow::Result<Option<u64>> {
         let plan = self.plan;
         let everyone: Vec<usize> = (0..self.hosts.len()).collect();
@@ -242,8 +244,11 @@ impl<'s> Driver<'_, 's> {
             if let Some(lost) = self.hosts.iter().find_map(Peer::failure) {
                 anyhow::bail!("{lost}; the search ends, because the rates before were of more flows");
             }
-            let boots: Vec<&str> = self.hosts.iter().map(|peer| boot(peer.host.as_ref())).collect();
             let runs = self.rows.last().map_or(&[][..], |(_, runs)| runs);
+            if let Some((host, why)) = runs.iter().find_map(Run::failure) {
+                anyhow::bail!("{}: {why}; the search ends, because a flow has failed", self.hosts[host].name);
+            }
+            let boots: Vec<&str> = self.hosts.iter().map(|peer| boot(peer.host.as_ref())).collect();
             Ok(runs.iter().map(|run| run.sample(plan, &boots)).collect())
         })
     }
@@ -461,5 +466,87 @@ impl<'s> Driver<'_, 's> {
             }
             _ => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::streams::hosts::plan::Pattern;
+    use crate::perf::streams::pace::{Latencies, Window};
+    use crate::perf::streams::plan::Work;
+    use std::net::Ipv4Addr;
+
+    /// A host without flows, which answers as one whose requests are answered at once. In a run at
+    /// a rate, its flows fail if there is a reason.
+    fn host(socket: UnixStream, stop: &AtomicBool, why: Option<&str>) {
+        let mut channel = Channel::open(socket.into(), Role::Agent, None, stop).unwrap();
+        let (mut sources, mut has_rate) = (0, false);
+        let window = Window::default();
+        let since = *window.since.get_or_init(Instant::now);
+        while let Ok(ask) = channel.recv(None) {
+            let answer = match ask {
+                Ask::Clock => {
+                    let host = Host { stack: "none".into(), kernel: "6.1".into(), boot: "1".into(), cpus: 1 };
+                    Answer::Clock { now_ns: 0, host, address: None }
+                }
+                Ask::Prepare(run) => {
+                    (sources, has_rate) = (run.sent.into(), run.rate.is_some());
+                    Answer::Ready { ports: vec![1; run.targets.len()] }
+                }
+                Ask::Begin(_) => Answer::Begun,
+                Ask::Start(start) => {
+                    let window_ns = [0, start.duration.as_nanos() as u64];
+                    let (amounts, busy, cpus) = (vec![1000; sources], Vec::new(), Vec::new());
+                    channel.send(&Answer::Measured(Measured { window_ns, amounts, sent: 0, busy, cpus })).unwrap();
+                    Answer::Drained
+                }
+                Ask::Close => {
+                    let mut latencies = Latencies::default();
+                    latencies.answered(&window, since);
+                    let failed = why.filter(|_| has_rate).map(String::from);
+                    Answer::Ended(Ended { latencies, failed, ..Ended::default() })
+                }
+            };
+            channel.send(&answer).unwrap();
+        }
+    }
+
+    /// What a search finds if a flow fails at the first rate that is tried.
+    fn found(why: Option<&str>) -> anyhow::Result<Option<u64>> {
+        let work = Work { proto: Proto::Tcp, size: 1, answer: Some(1), on_way: Duration::ZERO, drain: Duration::ZERO };
+        let plan = Drive {
+            agents: Vec::new(),
+            pattern: Pattern::Out,
+            work,
+            flows: 1,
+            rates: Vec::new(),
+            search: None,
+            duration: Duration::from_millis(100),
+            runs: 1,
+            interval: None,
+            json: true,
+        };
+        let stop = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let hosts = [None, why].into_iter().zip(["first", "second"]).map(|(why, name)| {
+                let (here, there) = UnixStream::pair().unwrap();
+                scope.spawn(move || host(there, stop, why));
+                let opened = Channel::open(here.into(), Role::Driver, None, stop);
+                Peer::new(name.into(), [Some(Ipv4Addr::LOCALHOST.into()); 2], opened)
+            });
+            let hosts = hosts.collect();
+            let mut driver =
+                Driver { plan: &plan, hosts, epoch: Instant::now(), stop, rows: Vec::new(), highest: None };
+            driver.search(SearchArg::Within { percent: 100.0, limit: Duration::from_secs(1000) })
+        })
+    }
+
+    /// The flows that are left do not decide whether a rate reaches the goal.
+    #[test]
+    fn a_search_ends_with_a_flow() {
+        assert_eq!(found(None).unwrap(), Some(10_000));
+        let error = found(Some("receiving a flow: reset")).unwrap_err().to_string();
+        assert_eq!(error, "second: receiving a flow: reset; the search ends, because a flow has failed");
     }
 }

@@ -126,7 +126,7 @@ fn check(args: &PerfArgs, what: &str) -> Result<(), BadArgument> {
     }
     if args.against.is_some() {
         return BadArgument::new(format!(
-            "{what}: --against runs another build on this host, and the agents stay what they are; start agents of each build, and \
+            "{what}: --against runs another build on this host, and the agents keep their build; start agents of each build, and \
              compare the reports"
         ));
     }

@@ -190,6 +190,11 @@ impl Run {
         }
     }
 
+    /// The first host whose flows did not all end in order, and why.
+    pub(super) fn failure(&self) -> Option<(usize, &str)> {
+        self.ended.iter().find_map(|(host, ended)| Some((*host, ended.failed.as_deref()?)))
+    }
+
     /// Whether each host of its flows has sent its figures.
     fn is_whole(&self) -> bool {
         let has = |host: &usize| self.measured.iter().any(|(other, _)| other == host);

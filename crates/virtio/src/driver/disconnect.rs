@@ -29,7 +29,8 @@ impl LastDisconnect {
 
     /// Returns whether it was not known.
     fn set(&self, connection: u32) -> bool {
-        self.0.swap(Self::SOME | u64::from(connection), Ordering::Relaxed) & !Self::SOME != u64::from(connection)
+        let ended = Self::SOME | u64::from(connection);
+        self.0.swap(ended, Ordering::Relaxed) != ended
     }
 
     fn is(&self, connection: u32) -> bool {

@@ -178,8 +178,10 @@ pub trait TxQueue {
         self.send(packet).map(|()| head)
     }
 
-    /// The slots for headers that this queue has. By default it has none, and headers are written
-    /// into a page.
+    /// The slots that this queue has for the first bytes of frames. By default it has none, and
+    /// headers are written into a page. A queue with slots implements
+    /// [`send_behind`](Self::send_behind); [`send_copied`](Self::send_copied) may stay as it is by
+    /// default.
     #[inline]
     fn header_slots(&self) -> Option<&HeaderSlots> {
         None
@@ -202,14 +204,16 @@ pub trait TxQueue {
         Err(payload)
     }
 
-    /// Queues a frame that is copied into the slot of its descriptor, so that it needs no page and no
-    /// reference: its first byte is `frame`'s, and `meta` is its offload information. Returns what
-    /// [`header_slots`](Self::header_slots) reports as completed when the device is done with it.
+    /// Queues a frame that is copied into the slot of its descriptor, so that it needs no page and
+    /// no reference: its first byte is `frame`'s, and `meta` is its offload information. Returns
+    /// what [`header_slots`](Self::header_slots) reports as completed when the device is done with
+    /// it. By default no frame is accepted.
     ///
     /// # Errors
     ///
-    /// [`Sendable::Later`]: the queue is full. [`Sendable::Never`]: it has stopped or has no slots,
-    /// the device lacks an offload that the frame needs, or the frame has more than
+    /// [`Sendable::Later`]: the queue is full. [`Sendable::Never`]: it accepts this frame, if at
+    /// all, only by [`send`](Self::send) or [`send_behind`](Self::send_behind). It has stopped or
+    /// has no slots, the device lacks an offload that the frame needs, or the frame has more than
     /// [`HeaderSlots::ROOM`] bytes.
     #[inline]
     fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {

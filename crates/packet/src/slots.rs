@@ -1,9 +1,10 @@
-//! The header slots of a transmit queue: memory for the first bytes of a frame, one for each of the
-//! queue's descriptors.
+//! The header slots of a transmit queue: memory for the first bytes of a frame, or for all of a
+//! short one. Each of the queue's descriptors has a slot.
 //!
 //! ```text
 //!   a page for headers    [headroom | headers] ──► payload      allocated, counted and freed
 //!   a slot                [headers]            ──► payload      of the descriptor
+//!                         [frame]                               a short frame, as a copy
 //!
 //!   count of a slot       0 ── posted ──► 1 ── completed ──► 2 ── posted ──► 3 ...    odd: in use
 //! ```
@@ -33,7 +34,7 @@ pub struct HeaderSlots {
     used: usize,
 }
 
-/// A frame whose headers are in a slot of a transmit queue.
+/// A frame whose headers are in a slot of a transmit queue, or all of which is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotFrame {
     slot: u16,
@@ -56,8 +57,8 @@ impl HeaderSlots {
         Self { counts: (0..slots).map(|_| AtomicU32::new(0)).collect(), used: 0 }
     }
 
-    /// A frame was posted whose headers are in this slot, which was not in use. A queue calls it.
-    /// Cost: a store.
+    /// A frame was posted whose headers are in this slot, or all of which is there. The slot was
+    /// not in use. A queue calls it. Cost: a store.
     #[inline]
     pub fn post(&mut self, slot: u16) -> SlotFrame {
         let place = &self.counts[usize::from(slot)];
@@ -69,8 +70,8 @@ impl HeaderSlots {
         SlotFrame { slot, count }
     }
 
-    /// The descriptor of this slot has been completed. A queue calls it for every descriptor, with
-    /// headers in its slot or without. Cost: a comparison while no slot is in use.
+    /// The descriptor of this slot has been completed. A queue calls it for every descriptor,
+    /// whether its slot is in use or not. Cost: a comparison while no slot is in use.
     #[inline(always)]
     pub fn complete(&mut self, slot: u16) {
         if self.used > 0 {

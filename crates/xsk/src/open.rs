@@ -180,13 +180,14 @@ impl<M: UmemMemory> Umem<M> {
     ) -> Result<Arc<XskSocket>, NotOpened> {
         let mut sockets = self.sockets();
         let first = self.check(&sockets, key, &address, options)?;
+        // Before the kernel pins the memory.
+        if let Some(error) = short {
+            return Err(error.into());
+        }
         if first.is_none() {
             // The kernel may still count the memory for a socket that was closed.
             let retry = if sockets.is_empty() { Retry::Once } else { Retry::Patient };
             self.register(unbound.as_fd(), retry)?;
-        }
-        if let Some(error) = short {
-            return Err(error.into());
         }
         let socket = Arc::new(unbound.bind(address, options, binding, first.as_deref(), Retry::Patient)?);
         sockets.retain(|socket| socket.strong_count() > 0);

@@ -134,7 +134,8 @@ impl Unbound {
         })
     }
 
-    /// Makes the rings of a socket.
+    /// Makes the rings of a socket, which has no memory yet. Before Linux 5.10 the kernel made no
+    /// fill ring and no completion ring for it (`EINVAL`).
     pub(crate) fn new(fd: OwnedFd, fill: u32, options: &QueueOptions) -> Result<(Self, Rings), XskError> {
         let make = |ring, option, size: u32| {
             if !size.is_power_of_two() || !(2..=MAX_RING).contains(&size) {

@@ -181,20 +181,18 @@ impl<M: Mapped> Egress<M> {
         &mut self,
         tx: &mut T,
         mut packet: Packet<M>,
-        send: impl FnOnce(&mut T, Packet<M>) -> Result<R, Packet<M>>,
+        send: impl FnMut(&mut T, Packet<M>) -> Result<R, Packet<M>>,
     ) -> Result<Option<R>, Packet<M>> {
-        if let Checksum::Partial { .. } = packet.meta.checksum
-            && !tx.supports(packet.meta)
-        {
-            // The headers are in a separate page, so no page is needed.
-            if packet.complete_checksum(|| None).is_err() {
-                self.stats.refused += 1;
-                return Ok(None);
-            }
-            self.stats.checksummed_sent += 1;
+        let lacks = matches!(packet.meta.checksum, Checksum::Partial { .. }) && !tx.supports(packet.meta);
+        // The headers are in a separate page, so no page is needed.
+        if lacks && packet.complete_checksum(|| None).is_err() {
+            self.stats.refused += 1;
+            return Ok(None);
         }
-        let sent = send(tx, packet);
-        self.outcome(tx, sent)
+        let sent = self.attempt(tx, packet, send);
+        // A frame that is returned has its checksum, and is not counted again when it is sent.
+        self.stats.checksummed_sent += u64::from(lacks && !matches!(sent, Ok(None)));
+        sent
     }
 
     /// The header slots of the queue, if frames of this stack's segments may have theirs there. Not
@@ -220,36 +218,42 @@ impl<M: Mapped> Egress<M> {
         headers: &[u8],
         payload: Packet<M>,
     ) -> Result<Option<SlotFrame>, Packet<M>> {
-        let sent = tx.send_behind(headers, payload);
-        self.outcome(tx, sent)
+        self.attempt(tx, payload, |tx, payload| tx.send_behind(headers, payload))
     }
 
     /// Sends a frame that is copied into a slot of the queue. It has at most
-    /// [`HeaderSlots::ROOM`] bytes. `Ok(None)` if it was dropped, and an error if there is no room
-    /// now.
+    /// [`HeaderSlots::ROOM`] bytes. `None` if the queue never accepts it as a copy, and an error if
+    /// there is no room now.
     #[inline]
     pub(crate) fn send_copied<T: TxQueue<Mem = M>>(
         &mut self,
         tx: &mut T,
         frame: &[u8],
         meta: Meta,
-    ) -> Result<Option<SlotFrame>, Full> {
+    ) -> Option<Result<SlotFrame, Full>> {
         match tx.send_copied(frame, meta) {
             Ok(sent) => {
                 self.stats.sent += 1;
-                Ok(Some(sent))
+                Some(Ok(sent))
             }
-            Err(Sendable::Never) => {
-                self.stats.refused += 1;
-                Ok(None)
-            }
-            Err(_) => Err(Full),
+            Err(Sendable::Never) => None,
+            Err(_) => Some(Err(Full)),
         }
     }
 
-    /// Counts what became of a frame.
+    /// Sends a frame by `send`, and counts what became of it.
     #[inline]
-    fn outcome<T: TxQueue<Mem = M>, R>(&mut self, tx: &T, sent: Result<R, Packet<M>>) -> Result<Option<R>, Packet<M>> {
+    fn attempt<T: TxQueue<Mem = M>, R>(
+        &mut self,
+        tx: &mut T,
+        packet: Packet<M>,
+        mut send: impl FnMut(&mut T, Packet<M>) -> Result<R, Packet<M>>,
+    ) -> Result<Option<R>, Packet<M>> {
+        let sent = match send(tx, packet) {
+            // The device has made room since, or the packet cannot be mapped.
+            Err(packet) if tx.sendable(&packet) == Sendable::Now => send(tx, packet),
+            sent => sent,
+        };
         match sent {
             Ok(sent) => {
                 self.stats.sent += 1;

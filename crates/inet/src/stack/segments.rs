@@ -21,7 +21,7 @@ use crate::stack::shared::host::Host;
 use crate::tcp::{Accepted, Chunk, Flags, Full, IpFields, Outgoing, Output};
 use crate::time::Time;
 use crate::wire::{Body, Emitted, EthernetHeader, Flow, HeaderTemplate, Ip, Outer, emit_tcp};
-use netmem_packet::{HeaderSlots, Meta, Packet, SlotCompletions, SlotFrame, Sum, TxQueue};
+use netmem_packet::{HeaderSlots, Meta, Packet, SlotFrame, Sum, TxQueue};
 use netmem_pool::{Frag, Mapped};
 use std::ops::Range;
 
@@ -134,7 +134,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             let Some(mut packet) = packet else { break };
             packet.meta = meta;
             let Ok(frame) = W::send(egress, *tx, headers, packet) else { break };
-            egress.stats.checksummed_sent += u64::from(!egress.checksums);
+            egress.stats.checksummed_sent += u64::from(!egress.checksums && frame.is_some());
             posted.push(frame);
             (place, sent) = (next, sent + len);
         }
@@ -142,25 +142,19 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
     }
 
     /// Sends a unit of payload in host memory as one frame, whose headers are in a slot of the
-    /// queue.
-    fn send_behind(
-        &mut self,
-        completions: SlotCompletions,
-        headers: &[u8],
-        meta: Meta,
-        payload: &[P::Sent],
-    ) -> Result<HeaderTicket<P::Mem>, Full> {
+    /// queue. `None` if it was dropped.
+    fn send_behind(&mut self, headers: &[u8], meta: Meta, payload: &[P::Sent]) -> Result<Option<SlotFrame>, Full> {
         let mut packet = None;
         payload.iter().filter_map(P::in_host).for_each(|frag| append(self.tx, &mut packet, frag.clone()));
         let mut packet = packet.ok_or(Full)?;
         packet.meta = meta;
-        let frame = self.egress.send_behind(self.tx, headers, packet).map_err(|_| Full)?;
-        Ok(HeaderTicket::slot(completions, frame))
+        self.egress.send_behind(self.tx, headers, packet).map_err(|_| Full)
     }
 
     /// Sends a unit without payload, or of little payload in host memory, as one frame that is
     /// copied into a slot of the queue: one piece of memory for the device, and no reference.
-    /// `frame` begins with the headers, and has room for the payload. `None` if it is too long.
+    /// `frame` begins with the headers, and has room for the payload. `None` if it is too long, or
+    /// if the queue never accepts it as a copy.
     fn send_copied(
         &mut self,
         frame: &mut [u8; HeaderSlots::ROOM],
@@ -172,14 +166,14 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             frag.copy_to(0, frame.get_mut(at..at + frag.len())?).ok()?;
             at += frag.len();
         }
-        let sent = match self.egress.send_copied(self.tx, &frame[..at], headers.meta) {
+        let sent = match self.egress.send_copied(self.tx, &frame[..at], headers.meta)? {
             Ok(sent) => sent,
             Err(full) => return Some(Err(full)),
         };
         // A segment without payload can be sent again at any time.
-        let is_awaited = at > headers.len && sent.is_some();
+        let is_awaited = at > headers.len;
         let completions = if is_awaited { self.egress.slots(self.tx) } else { None };
-        Some(Ok(completions.map_or_else(HeaderTicket::none, |completions| HeaderTicket::slot(completions, sent))))
+        Some(Ok(completions.map_or_else(HeaderTicket::none, |completions| HeaderTicket::slot(completions, Some(sent)))))
     }
 
     /// Sends a unit as one frame.
@@ -218,9 +212,9 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             && in_host
             && let Some(completions) = egress.slots(*tx)
         {
-            let ticket = self.send_behind(completions, &head[..emitted.len], emitted.meta, payload)?;
-            self.egress.stats.checksummed_sent += u64::from(complete);
-            return Ok(ticket);
+            let frame = self.send_behind(&head[..emitted.len], emitted.meta, payload)?;
+            self.egress.stats.checksummed_sent += u64::from(complete && frame.is_some());
+            return Ok(HeaderTicket::slot(completions, frame));
         }
         let mut packet = egress.header_frame(&head, emitted).ok_or(Full)?;
         // A segment has so few chunks that they fit.
@@ -247,13 +241,12 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Segments<'_, P, T> {
             return egress.send_to_self(packet).map(|()| ticket).map_err(|_| Full);
         }
         let done = match payload_len {
-            0 => egress.send(*tx, packet).map(|()| HeaderTicket::none()),
-            _ => egress
-                .transmit(*tx, packet, T::send_held)
-                .map(|head| head.map_or_else(HeaderTicket::none, HeaderTicket::new)),
+            0 => egress.transmit(*tx, packet, T::send).map(|sent| sent.map(|()| HeaderTicket::none())),
+            _ => egress.transmit(*tx, packet, T::send_held).map(|head| head.map(HeaderTicket::new)),
         };
-        egress.stats.checksummed_sent += u64::from(complete && done.is_ok());
-        done.map_err(|_| Full)
+        let ticket = done.map_err(|_| Full)?;
+        egress.stats.checksummed_sent += u64::from(complete && ticket.is_some());
+        Ok(ticket.unwrap_or_else(HeaderTicket::none))
     }
 }
 

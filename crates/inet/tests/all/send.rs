@@ -101,6 +101,67 @@ fn a_short_ring_gets_a_part_of_a_unit() {
     }
 }
 
+/// A queue has slots for headers, and accepts no frame that is copied as a whole. All frames are
+/// sent: small ones, those without payload, and those with a payload of a page.
+#[test]
+fn a_queue_with_slots_that_copies_no_frame() {
+    for offloads in [false, true] {
+        let mut link = Link::new(offloads);
+        link.near.queues().1.copies = false;
+        link.far.queues().1.copies = false;
+        let (mut client, mut server) = connected(&mut link);
+        for len in [1, 100, 5000] {
+            assert_eq!(client.write(&vec![3; len]), Ok(len));
+            assert_eq!(read(&mut server, &mut link, len), vec![3; len]);
+        }
+        assert_eq!((link.near.stats().refused, link.far.stats().refused), (0, 0));
+    }
+}
+
+/// A queue refuses a frame, and has room for it when it is asked for the reason. Nothing is lost.
+#[test]
+fn a_queue_that_has_room_after_a_refusal() {
+    // A segment whose headers are in a slot, or in a page, and a unit that is cut.
+    for (slots, len) in [(true, 1000), (true, 5000), (false, 100), (false, 5000)] {
+        let mut link = Link::new(false);
+        let (mut client, mut server) = connected(&mut link);
+        let tx = link.near.queues().1;
+        if !slots {
+            tx.slots = None;
+        }
+        tx.refusals = 1;
+        assert_eq!(client.write(&vec![3; len]), Ok(len));
+        assert_eq!(read(&mut server, &mut link, len), vec![3; len]);
+        assert_eq!((link.near.stats().refused, link.near.queues().1.refusals), (0, 0), "slots: {slots}, {len}");
+        assert_eq!(client.info().unwrap().send.retransmitted, 0, "slots: {slots}, {len}");
+    }
+}
+
+/// The payload of a frame was read for its checksum. It counts if the frame is sent.
+#[test]
+fn checksums_of_frames_that_are_not_sent_do_not_count() {
+    // A frame that is copied, one whose headers are in a slot or a page, and a unit that is cut.
+    for (slots, len) in [(true, 100), (true, 1000), (true, 5000), (false, 100), (false, 5000)] {
+        let mut link = Link::new(false);
+        let (mut client, mut server) = connected(&mut link);
+        let tx = link.near.queues().1;
+        if !slots {
+            tx.slots = None;
+        }
+        tx.accepts = false;
+        let before = link.near.stats();
+        assert_eq!(client.write(&vec![3; len]), Ok(len));
+        link.settle();
+        let after = link.near.stats();
+        let (sent, refused) = (after.sent - before.sent, after.refused - before.refused);
+        assert_eq!((sent, refused), (0, len.div_ceil(1448) as u64), "slots: {slots}, {len}");
+        assert_eq!(after.checksummed_sent, before.checksummed_sent, "slots: {slots}, {len}");
+        link.near.queues().1.accepts = true;
+        assert_eq!(read(&mut server, &mut link, len), vec![3; len]);
+        assert!(link.near.stats().checksummed_sent > before.checksummed_sent, "slots: {slots}, {len}");
+    }
+}
+
 /// If a device can only cut segments without congestion marks, it gets large segments of
 /// connections that do not use ECN. Those of other connections are cut before.
 #[test]

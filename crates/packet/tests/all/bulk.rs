@@ -2,6 +2,7 @@
 
 use netmem_packet::{Packet, Reach, Sendable, TxBulk, TxQueue};
 use netmem_pool::{Frag, PagePool, PoolOptions, Private, RegionOptions, RegionProvider};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 fn pool() -> PagePool<Private> {
@@ -63,6 +64,60 @@ fn a_panic_of_the_queue_loses_no_count() {
         assert_eq!((bulk.stats().sent as usize, bulk.stats().dropped, bulk.held()), (PACKETS, 0, 0));
         assert_eq!(bulk.target().got, (1..=PACKETS).filter(|len| *len != at).collect::<Vec<_>>());
         assert_eq!(pool.stats().inflight(), 0);
+    }
+}
+
+/// A queue that knows of no room at first. Asked whether a packet can be sent, it looks again, as
+/// its device makes room meanwhile.
+struct Races {
+    known: Cell<usize>,
+    free: usize,
+    /// Longer packets cannot be mapped.
+    most: usize,
+    attempts: usize,
+}
+
+impl TxQueue for Races {
+    type Mem = Private;
+
+    fn send(&mut self, packet: Packet<Private>) -> Result<(), Packet<Private>> {
+        self.attempts += 1;
+        if self.known.get() == 0 || packet.len() > self.most {
+            return Err(packet);
+        }
+        self.known.set(self.known.get() - 1);
+        self.free -= 1;
+        Ok(())
+    }
+
+    fn sendable(&self, _: &Packet<Private>) -> Sendable {
+        self.known.set(self.free);
+        if self.free > 0 { Sendable::Now } else { Sendable::Later }
+    }
+
+    fn flush(&mut self) {}
+
+    fn complete(&mut self) -> usize {
+        0
+    }
+
+    fn reach(&self, _: &Frag<Private>) -> Reach {
+        Reach::Map
+    }
+}
+
+/// A packet for which the device makes room after the refusal is sent. One that is refused with
+/// room twice is dropped, and does not block the others.
+#[test]
+fn a_queue_with_room_after_a_refusal() {
+    let mut pool = pool();
+    let queue = |most| Races { known: Cell::new(0), free: 7, most, attempts: 0 };
+    for (most, outcome, attempts) in [(10, (7, 0, 3), 9), (1, (1, 9, 0), 20)] {
+        let mut bulk = TxBulk::holding(queue(most), 64);
+        (1..=10).for_each(|len| bulk.push(Packet::new(pool.alloc().unwrap().freeze_range(..len))));
+        bulk.flush();
+        assert_eq!((bulk.stats().sent, bulk.stats().dropped, bulk.held()), outcome, "{most}");
+        assert_eq!(bulk.target().attempts, attempts, "{most}");
     }
 }
 

@@ -17,6 +17,7 @@
 use super::state::{Attached, DriverState};
 use netmem_pool::PeerMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{MutexGuard, TryLockError};
 
 /// The number of the connection that has ended last, with [`LastDisconnect::SOME`]; 0 before the
 /// first.
@@ -26,10 +27,10 @@ pub(super) struct LastDisconnect(AtomicU64);
 impl LastDisconnect {
     const SOME: u64 = 1 << 32;
 
-    fn set(&self, connection: u32) {
-        if self.0.swap(Self::SOME | u64::from(connection), Ordering::Relaxed) & !Self::SOME != u64::from(connection) {
-            netmem_pool::trace::debug!(connection, "the back end has closed the connection");
-        }
+    /// Returns whether it was not known.
+    fn set(&self, connection: u32) -> bool {
+        let ended = Self::SOME | u64::from(connection);
+        self.0.swap(ended, Ordering::Relaxed) != ended
     }
 
     fn is(&self, connection: u32) -> bool {
@@ -44,10 +45,13 @@ impl<M: PeerMemory> DriverState<M> {
     }
 
     /// Polls the socket of the connection, which the caller has locked, and records its end.
-    pub(super) fn check_connection(&self, at: &Attached) -> bool {
-        let connected = at.backend.is_connected();
-        if !connected {
-            self.last_disconnect.set(at.rings.connection);
+    /// Unlocks it before the end is reported: a subscriber to events is user code.
+    pub(super) fn check_connection(&self, at: MutexGuard<'_, Attached>) -> bool {
+        let (connected, connection) = (at.backend.is_connected(), at.rings.connection);
+        let is_new = !connected && self.last_disconnect.set(connection);
+        drop(at);
+        if is_new {
+            report(connection);
         }
         connected
     }
@@ -56,7 +60,7 @@ impl<M: PeerMemory> DriverState<M> {
     #[cold]
     pub(super) fn try_check_connection(&self) {
         if let Ok(at) = self.attached.try_lock() {
-            self.check_connection(&at);
+            self.check_connection(at);
         }
     }
 
@@ -65,8 +69,14 @@ impl<M: PeerMemory> DriverState<M> {
     #[cold]
     pub(super) fn hung_up(&self, connection: u32) {
         match self.attached.try_lock() {
-            Ok(at) => _ = self.check_connection(&at),
-            Err(_) => self.last_disconnect.set(connection),
+            Ok(at) => _ = self.check_connection(at),
+            Err(TryLockError::Poisoned(at)) => _ = self.check_connection(at.into_inner()),
+            Err(TryLockError::WouldBlock) if self.last_disconnect.set(connection) => report(connection),
+            Err(TryLockError::WouldBlock) => {}
         }
     }
+}
+
+fn report(connection: u32) {
+    netmem_pool::trace::debug!(connection, "the back end has closed the connection");
 }

@@ -1,10 +1,11 @@
-//! The headers of transmitted packets that cannot carry their own, and those of frames that have
-//! theirs in a slot of the queue.
+//! The headers of transmitted packets that cannot carry their own, and what frames have in a slot
+//! of the queue: their headers, or all of them.
 //!
 //! ```text
 //!   header in place    [header | head] ──► frag ──► frag    in the packet's headroom
 //!   header apart       header ──► head ──► frag             in an array, an entry for each slot
 //!   frame behind slot  [header | headers] ──► head ──► frag in the same array
+//!   frame in slot      [header | frame]                     in the same array
 //! ```
 
 use crate::net::VnetHdr;
@@ -17,8 +18,9 @@ use std::sync::Arc;
 pub(super) const HEADER_STRIDE: usize = VnetHdr::LEN + HeaderSlots::ROOM;
 
 /// The headers of packets that have no room for their own: an entry for each slot of the queue, in
-/// memory that the device sees. Each has room for a frame's own headers, too. An entry is written
-/// when a packet is posted in its slot, and not again before the device has completed that packet.
+/// memory that the device sees. Each has room for a frame's own headers, too, or for a short frame.
+/// An entry is written when a frame is posted in its slot, and not again before the device has
+/// completed that frame.
 pub(super) struct HeaderArray {
     pub(super) region: Arc<Region<PeerShared>>,
     pub(super) offset: usize,
@@ -39,7 +41,8 @@ impl HeaderArray {
         self.dma + at as u64
     }
 
-    /// The same, and the headers of the frame behind it. They must fit: see [`HeaderSlots::ROOM`].
+    /// The same, and the headers of the frame behind it, or all of the frame. They must fit: see
+    /// [`HeaderSlots::ROOM`].
     #[inline]
     pub(super) fn write_all(&self, slot: u16, header: [u8; VnetHdr::LEN], headers: &[u8]) -> u64 {
         assert!(headers.len() <= HeaderSlots::ROOM, "the caller has checked it");

@@ -3,6 +3,7 @@
 use super::buffer_layout::BufferLayout;
 use super::error::NetError;
 use super::modes::{Offload, RxMode};
+use super::receive::RX_BATCH;
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::virtqueue::{self, Negotiated};
 use netmem_packet::MAX_FRAGS;
@@ -426,6 +427,8 @@ impl<M: PeerMemory> NetOptions<M> {
             // Chains of whole pages.
             RxMode::Big => BufferLayout { first: 0, colour_mask: 0, len: page, per_page: 1 },
         };
+        // `Receive::read_group` sums the bytes of a batch in 32 bits.
+        debug_assert!(layout.len.checked_mul(RX_BATCH.into()).is_some(), "{layout:?}");
         Ok(layout)
     }
 

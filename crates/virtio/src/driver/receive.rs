@@ -300,7 +300,8 @@ impl<B: Buffers> ReceivePath<B> {
         queue: &mut ShapedQueue<F, B::Buffer>,
         most: u16,
     ) -> (u16, bool, u64) {
-        // 32 bits have the bytes of a batch, and are summed by one instruction.
+        // 32 bits have the bytes of a batch, as the layout was made, and are summed by one
+        // instruction.
         let mut bytes = 0u32;
         let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
             let len = len - HEADER;

@@ -150,12 +150,10 @@ impl<M: PeerMemory> VirtioNet<M> {
 
         // From here on nothing fails. The old back end is stopped last, so that the queues run if
         // the new one is refused.
+        let mut stopped = Ok(());
         if at.backend.is_connected() {
             let index = self.control.as_ref().map(|_| self.control_index);
-            let stopped = (0..2 * pairs).chain(index).try_for_each(|index| at.backend.stop_ring(index));
-            if let Err(error) = stopped {
-                netmem_pool::trace::warn!(%error, "the replaced back end did not stop; it may still write to pages that it had");
-            }
+            stopped = (0..2 * pairs).chain(index).try_for_each(|index| at.backend.stop_ring(index));
         }
         (at.backend, at.table, at.ready) = (backend, table, ready);
         state.connection.store(rings.connection, Ordering::Release);
@@ -164,6 +162,10 @@ impl<M: PeerMemory> VirtioNet<M> {
         // Threads that wait for queues switch to the new rings, and arm those.
         state.epolls.wake_all();
         (self.control, self.control_index, self.features) = (control, control_index, features);
+        // Last, because a subscriber is user code.
+        if let Err(error) = stopped {
+            netmem_pool::trace::warn!(%error, "the replaced back end did not stop; it may still write to pages that it had");
+        }
         Ok(())
     }
 }

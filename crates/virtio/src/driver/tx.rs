@@ -2,9 +2,9 @@
 //!
 //! The virtio-net header is written into the headroom of the packet's head, if that page may be
 //! written. Otherwise the header is in an array next to the ring, as a separate segment. So are the
-//! headers of a frame that is sent [behind](TxQueue::send_behind) them. Packets of
-//! the device's DMA domain take the fast path of [`send`](TxQueue::send); packets of another domain
-//! are mapped first.
+//! headers of a frame that is sent [behind](TxQueue::send_behind) them, and all of a frame that is
+//! [copied](TxQueue::send_copied). Packets of the device's DMA domain take the fast path of
+//! [`send`](TxQueue::send); packets of another domain are mapped first.
 
 use super::headers::HeaderArray;
 use super::idle::IdleCounter;
@@ -43,7 +43,7 @@ pub struct VirtioTx<M: PeerMemory = PeerShared> {
 /// The parts of a transmit queue except its ring.
 pub(super) struct TxPath<M: PeerMemory> {
     headers: HeaderArray,
-    /// Which entries of `headers` have the headers of a frame.
+    /// Which entries of `headers` have the headers of a frame, or all of it.
     pub(super) slots: HeaderSlots,
     /// Those of completed packets.
     pub(super) lists: FragLists<M>,

@@ -106,7 +106,7 @@ impl<M: PeerMemory> VirtioNet<M> {
     /// [`reconnect`](Self::reconnect) replaces it. Cost: one system call.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.state.check_connection(&self.state.lock())
+        self.state.check_connection(self.state.lock())
     }
 }
 

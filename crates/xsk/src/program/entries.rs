@@ -95,35 +95,37 @@ pub(super) fn insert<E>(
     // The lock is held meanwhile: a queue that ends removes only its own socket.
     let mut entries = entries();
     write()?;
-    forget(&mut entries, map, queue);
-    if let Ok(cookie) = sys::cookie(socket) {
-        push(&mut entries, map, queue, cookie);
+    match sys::cookie(socket) {
+        Ok(cookie) => replace(&mut entries, map, queue, cookie),
+        Err(_) => _ = forget(&mut entries, map, queue),
     }
     Ok(())
 }
 
 /// Records an entry that another process has written.
 pub(super) fn record(map: &SocketMap, queue: u32, cookie: u64) {
-    let mut entries = entries();
-    forget(&mut entries, map, queue);
-    push(&mut entries, map, queue, cookie);
+    replace(&mut entries(), map, queue, cookie);
 }
 
-fn push(entries: &mut Vec<MapEntry>, map: &SocketMap, queue: u32, cookie: u64) {
+fn replace(entries: &mut Vec<MapEntry>, map: &SocketMap, queue: u32, cookie: u64) {
     let (fd, id) = (&map.fd, map.id);
-    let map = if map.foreign { Map::Foreign(fd.clone()) } else { Map::Own(Arc::downgrade(fd)) };
+    // The user's program stays also if the value that writes now takes the map for its own.
+    let foreign = forget(entries, map, queue) || map.foreign;
+    let map = if foreign { Map::Foreign(fd.clone()) } else { Map::Own(Arc::downgrade(fd)) };
     entries.push(MapEntry { map, id, queue, cookie });
 }
 
-fn forget(entries: &mut Vec<MapEntry>, map: &SocketMap, queue: u32) {
-    entries.retain(|entry| (entry.id, entry.queue) != (map.id, queue));
+/// Returns whether the entry was of a map of the user's.
+fn forget(entries: &mut Vec<MapEntry>, map: &SocketMap, queue: u32) -> bool {
+    let gone = entries.extract_if(.., |entry| (entry.id, entry.queue) == (map.id, queue));
+    gone.fold(false, |foreign, entry| foreign | matches!(entry.map, Map::Foreign(_)))
 }
 
 /// Runs `delete`, which removes the map's entry of a queue, and removes its record.
 pub(super) fn remove<E>(map: &SocketMap, queue: u32, delete: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     let mut entries = entries();
     delete()?;
-    forget(&mut entries, map, queue);
+    _ = forget(&mut entries, map, queue);
     Ok(())
 }
 

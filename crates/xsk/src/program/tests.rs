@@ -471,13 +471,13 @@ fn a_socket_stays_that_another_value_has_put_into_the_map() {
         let program = load(&Filter::default(), map.as_fd(), true).unwrap();
         let redirects = || bpf::test_run(program.as_fd(), &[0; 64]).unwrap() == 4;
         let [first, second] = [socket(), socket()];
+        let value = |own: bool| {
+            let (fd, id) = (map.try_clone().unwrap(), look_at(map.as_fd()).unwrap().0);
+            let map = if own { SocketMap::own(fd, id) } else { SocketMap::foreign(fd, id) };
+            Program { link: None, map, entries: 1, mode: None, frags: false, metadata: None }
+        };
         for own in [false, true] {
-            let value = || {
-                let (fd, id) = (map.try_clone().unwrap(), look_at(map.as_fd()).unwrap().0);
-                let map = if own { SocketMap::own(fd, id) } else { SocketMap::foreign(fd, id) };
-                Program { link: None, map, entries: 1, mode: None, frags: false, metadata: None }
-            };
-            let (one, other) = (value(), value());
+            let (one, other) = (value(own), value(own));
             one.insert(0, first.as_fd()).unwrap();
             other.insert(0, second.as_fd()).unwrap();
             leave(first.as_fd(), false);
@@ -497,6 +497,14 @@ fn a_socket_stays_that_another_value_has_put_into_the_map() {
             assert!(redirects(), "own: {own}");
             other.remove(0).unwrap();
         }
+        // The map is the user's for one of the values. The other, which puts a socket there last,
+        // is dropped before that socket leaves.
+        let (foreign, own) = (value(false), value(true));
+        foreign.insert(0, first.as_fd()).unwrap();
+        own.insert(0, second.as_fd()).unwrap();
+        drop(own);
+        leave(second.as_fd(), false);
+        assert!(!redirects());
     });
 }
 

@@ -148,11 +148,14 @@ impl<M: UmemMemory> XskTx<M> {
         for place in packets {
             if let Some(packet) = place {
                 let Some(desc) = plain(&self.region, &layout, packet).filter(|_| queued < room) else { break };
-                if let Some(packet) = place.take() {
-                    // Not an error: it is plain.
-                    let head = packet.into_head();
-                    debug_assert!(head.is_ok());
-                    let _ = head.map(Frag::into_count);
+                match place.take().map(Packet::into_head) {
+                    Some(Ok(head)) => _ = head.into_count(),
+                    // Not plain.
+                    Some(Err(packet)) => {
+                        *place = Some(packet);
+                        break;
+                    }
+                    None => {}
                 }
                 queued += 1;
                 bytes += u64::from(desc.len);

@@ -114,6 +114,11 @@ struct Posted {
 pub struct MemTx {
     pub cable: Cable,
     ring: VecDeque<Posted>,
+    /// Whether the queue accepts frames at all, and whether it copies them.
+    pub accepts: bool,
+    pub copies: bool,
+    /// So many packets are refused next, as if the ring had no room until then.
+    pub refusals: usize,
     /// The slots for headers, if the queue has any, and which of them are free.
     pub slots: Option<HeaderSlots>,
     free: Vec<u16>,
@@ -138,7 +143,7 @@ impl TxQueue for MemTx {
     type Mem = Private;
 
     fn send(&mut self, packet: Packet<Private>) -> Result<(), Packet<Private>> {
-        if self.ring.len() == self.size || !self.supports(packet.meta) {
+        if self.refuses(&packet) {
             return Err(packet);
         }
         self.ring.push_back(Posted { headers: None, meta: packet.meta, packet: Some(packet) });
@@ -151,7 +156,7 @@ impl TxQueue for MemTx {
 
     fn send_behind(&mut self, headers: &[u8], packet: Packet<Private>) -> Result<SlotFrame, Packet<Private>> {
         assert!(headers.len() <= HeaderSlots::ROOM);
-        if self.ring.len() == self.size || !self.supports(packet.meta) {
+        if self.refuses(&packet) {
             return Err(packet);
         }
         let slot = self.free.pop().unwrap();
@@ -163,7 +168,9 @@ impl TxQueue for MemTx {
     fn send_copied(&mut self, frame: &[u8], meta: Meta) -> Result<SlotFrame, Sendable> {
         assert!(frame.len() <= HeaderSlots::ROOM);
         match self.ring.len() == self.size {
-            _ if !self.supports(meta) || self.slots.is_none() => return Err(Sendable::Never),
+            _ if !self.supports(meta) || self.slots.is_none() || !self.accepts || !self.copies => {
+                return Err(Sendable::Never);
+            }
             true => return Err(Sendable::Later),
             false => {}
         }
@@ -174,7 +181,7 @@ impl TxQueue for MemTx {
 
     fn sendable(&self, packet: &Packet<Private>) -> Sendable {
         match self.ring.len() == self.size {
-            _ if !self.supports(packet.meta) => Sendable::Never,
+            _ if !self.supports(packet.meta) || !self.accepts => Sendable::Never,
             true => Sendable::Later,
             false => Sendable::Now,
         }
@@ -214,6 +221,14 @@ impl TxQueue for MemTx {
 
     fn reach(&self, _: &Frag<Private>) -> Reach {
         Reach::Mapped(0)
+    }
+}
+
+impl MemTx {
+    fn refuses(&mut self, packet: &Packet<Private>) -> bool {
+        let refuses = self.refusals > 0;
+        self.refusals -= usize::from(refuses);
+        refuses || self.sendable(packet) != Sendable::Now
     }
 }
 
@@ -266,6 +281,9 @@ pub fn pair(from: &Cable, to: &Cable, offloads: bool) -> (MemRx, MemTx) {
     let tx = MemTx {
         cable: to.clone(),
         ring: VecDeque::new(),
+        accepts: true,
+        copies: true,
+        refusals: 0,
         slots: Some(HeaderSlots::new(1024)),
         free: (0..1024).collect(),
         sent: 0,

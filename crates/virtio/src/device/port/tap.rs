@@ -185,16 +185,19 @@ impl Tap {
         let flag = if attach { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
         request.ifr_ifru.ifru_flags = flag as libc::c_short;
         let mut mine = self.queues.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        match ioctl(&self.file, "TUNSETQUEUE", libc::TUNSETQUEUE, &mut request) {
+        let done = ioctl(&self.file, "TUNSETQUEUE", libc::TUNSETQUEUE, &mut request);
+        match &done {
             Ok(()) if attach => *mine += 1,
             Ok(()) => *mine -= 1,
-            Err(e) => {
-                let verb = if attach { "attached" } else { "detached" };
-                netmem_pool::trace::warn!("tap {}: a queue could not be {verb}: {e}", self.queues.name);
-            }
+            Err(_) => {}
         }
         drop(mine);
         self.attached = Some(attach);
+        // Not while it is locked: a subscriber is user code.
+        if let Err(e) = done {
+            let verb = if attach { "attached" } else { "detached" };
+            netmem_pool::trace::warn!("tap {}: a queue could not be {verb}: {e}", self.queues.name);
+        }
     }
 
     /// How many queues of the interface `name` processes have attached, this one's included; none

@@ -74,8 +74,8 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
     /// the slot of each and the buffer, which is not posted any more. If `f` panics, the buffers
     /// behind that one are [pending](Self::pending).
     ///
-    /// There are none if buffers are pending, if a fault was found, or while the device has a buffer
-    /// of several descriptors.
+    /// There are none if buffers are pending, if a fault was found, or while the device has a
+    /// buffer of several descriptors.
     #[inline(always)]
     pub(crate) fn take_run(&mut self, mut f: impl FnMut(u16, &mut B)) -> TakenRun {
         let Some((first, n, more)) = self.next_run() else { return TakenRun { buffers: 0, more: true } };
@@ -91,8 +91,8 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         TakenRun { buffers: n.into(), more }
     }
 
-    /// Consumes the next used entries, as far as they are a run: the first slot, how many there are,
-    /// and whether there may be more. `None` if there is no run. Each entry is read once.
+    /// Consumes the next used entries, as far as they are a run: the first slot, how many there
+    /// are, and whether there may be more. `None` if there is no run. Each entry is read once.
     #[inline(always)]
     fn next_run(&mut self) -> Option<(u16, u16, bool)> {
         if self.found.len() > 0 || self.fault.is_some() || !self.format.is_single() {

@@ -623,8 +623,8 @@ fn more_than_are_read_at_a_time() {
     }
 }
 
-/// The same for a shaped queue as [above](more_than_are_read_at_a_time). If it stops, all of them are
-/// counted.
+/// The same for a shaped queue as [above](more_than_are_read_at_a_time). If it stops, all of them
+/// are counted.
 #[test]
 fn more_than_are_read_at_a_time_of_a_shaped_queue() {
     for (negotiated, stops) in combinations().flat_map(|n| [(n, false), (n, true)]) {

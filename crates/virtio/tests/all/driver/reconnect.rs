@@ -3,6 +3,8 @@
 //!
 //! `crates/cli/tests/all/reconnect.rs` has the same with processes that are killed.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -12,10 +14,11 @@ use netmem_pool::PeerShared;
 use netmem_testing::driver::hostile::{Behaviour, FEATURES, Harness, Hostile, OnStop};
 use netmem_testing::driver::split::{DeviceMemory, assert_split_closed, bind};
 use netmem_testing::driver::*;
+use netmem_testing::on_event;
 use netmem_virtio::VhostUserError;
 use netmem_virtio::device::port::{Echo, Gen};
 use netmem_virtio::device::{DropReason, NetDevice, Options, Stats};
-use netmem_virtio::driver::{DeviceFault, NetError, NetOptions, Offload, QueuePair, RestartError, RxMode};
+use netmem_virtio::driver::{DeviceFault, NetError, NetOptions, Offload, QueuePair, RestartError, RxMode, VirtioNet};
 use netmem_virtio::net::feature;
 
 fn echo(pairs: usize) -> DeviceThread<Echo> {
@@ -211,6 +214,51 @@ fn from_a_live_back_end_to_another() {
     packets.into_iter().for_each(|p| harness.pair.tx.send(p).unwrap());
     assert_eq!(harness.pair.tx.stats().unconfirmed, 0);
     harness.close();
+}
+
+/// Frames that were copied into slots have no packet. They are lost as others are, and counted.
+#[test]
+fn copied_frames_that_were_not_confirmed() {
+    let mut harness = Harness::new(NetOptions::new(RxMode::Small));
+    let slots = [0, 1].map(|i| harness.pair.tx.send_copied(&frame(i, 60), Meta::default()).unwrap());
+    let sent = packet(&mut harness.pair, &frame(2, 60)).unwrap();
+    harness.pair.tx.send(sent).unwrap();
+    harness.pair.tx.flush();
+    let completions = harness.pair.tx.header_slots().unwrap().completions();
+    harness.device.kill();
+    let (device, backend) = Hostile::new(Behaviour::default());
+    harness.net.reconnect(backend).unwrap();
+    assert!(slots.iter().all(|&slot| !completions.is_completed(slot)));
+    harness.pair.tx.complete();
+    let stats = harness.pair.tx.stats();
+    assert_eq!((stats.completed, stats.unconfirmed, harness.pair.tx.posted()), (0, 3, 0));
+    assert!(slots.iter().all(|&slot| completions.is_completed(slot)));
+    harness.device = device;
+    (harness.ring, harness.tx) = (harness.device.ring(0), harness.device.ring(1));
+    receive(&mut harness.pair.rx, &mut DropAll::default());
+    harness.close();
+}
+
+/// The end of a connection is reported when nothing is locked: a subscriber can ask for it.
+#[test]
+fn a_subscriber_asks_for_the_connection() {
+    let mut device_thread = echo(1);
+    let (net, pairs) = device_thread.probe(NetOptions::new(RxMode::Small));
+    // A subscriber may be of any thread, and the device may not.
+    thread_local!(static NET: RefCell<Option<Rc<VirtioNet>>> = const { RefCell::new(None) });
+    let (net, events) = (Rc::new(net), Arc::new(AtomicU64::new(0)));
+    NET.set(Some(net.clone()));
+    drop(device_thread.connection.take());
+    let seen = events.clone();
+    let subscriber = on_event(tracing::Level::DEBUG, move |event| {
+        if event.metadata().target().starts_with("netmem_virtio::driver::disconnect") {
+            assert!(!NET.with_borrow(Clone::clone).unwrap().is_connected());
+            seen.fetch_add(1, Relaxed);
+        }
+    });
+    tracing::subscriber::with_default(subscriber, || assert!(!net.is_connected()));
+    assert_eq!(events.load(Relaxed), 1);
+    drop((pairs, NET.take()));
 }
 
 /// A back end that hangs up instead of stopping its rings does not keep the driver from its

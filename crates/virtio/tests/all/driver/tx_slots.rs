@@ -171,7 +171,8 @@ fn a_copied_frame_is_one_descriptor() {
         let in_order = format & feature::IN_ORDER != 0;
         let mut harness = Harness::in_format(format, NetOptions::new(RxMode::Small).ring_size(16).pages(64));
         let mut pending: Vec<(u16, Vec<u8>, SlotFrame)> = Vec::new();
-        let mut number = 0;
+        let (mut number, mut bytes_sent) = (0, 0);
+        let pages = harness.pair.rx.pool_stats().inflight();
         for round in 0..100 {
             let mut sent = Vec::new();
             loop {
@@ -181,6 +182,7 @@ fn a_copied_frame_is_one_descriptor() {
                     Err(why) => break assert_eq!(why, Sendable::Later),
                 }
                 number += 1;
+                bytes_sent += 60 + (number - 1) % (HeaderSlots::ROOM as u64 - 59);
             }
             harness.pair.tx.flush();
             pending.extend(sent.into_iter().map(|(bytes, slot)| (harness.tx.take().unwrap(), bytes, slot)));
@@ -194,6 +196,9 @@ fn a_copied_frame_is_one_descriptor() {
             assert_eq!(harness.pair.tx.complete(), 1);
             assert!(is_completed(&harness, slot));
         }
+        assert_eq!(harness.pair.rx.pool_stats().inflight(), pages, "{format:#x}: no page is used");
+        let stats = harness.pair.tx.stats();
+        assert_eq!((stats.frames, stats.bytes, stats.completed), (number, bytes_sent, 100), "{format:#x}");
         let too_long = [0; HeaderSlots::ROOM + 1];
         assert_eq!(harness.pair.tx.send_copied(&too_long, Meta::default()), Err(Sendable::Never));
         harness.close();

@@ -72,6 +72,28 @@ fn a_batch_that_was_taken_in_part() {
     }
 }
 
+/// The rest of a batch that was taken in part does not count in the ring that replaces its own.
+#[test]
+fn a_batch_ends_with_its_ring() {
+    for negotiated in rings() {
+        let next = Memory::new();
+        with_long_ring(negotiated, |ring, uses| {
+            let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
+            with_queue!(&mut queue, queue => {
+                let slots = post(queue, 200);
+                uses(&slots);
+                assert_eq!(queue.take_run(|_, _| {}).buffers, RUN.into(), "{negotiated:?}");
+            });
+            queue.replace(next.ring(negotiated), None);
+            with_queue!(&mut queue, queue => {
+                post(queue, 3);
+                assert_eq!(queue.take_run(|_, _| panic!("nothing was used")).buffers, 0, "{negotiated:?}");
+                assert_eq!((queue.pending(), queue.arm()), (Ok(0), Armed::Waits), "{negotiated:?}");
+            });
+        });
+    }
+}
+
 /// A batch goes around the end of the slots: two runs. Behind it are batches of one buffer, which
 /// are a run together.
 #[test]

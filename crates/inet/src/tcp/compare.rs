@@ -145,6 +145,7 @@ where
     }
 
     /// [`Connection::poll_transmit`] without its short way.
+    #[doc(hidden)]
     pub fn poll_transmit_generally(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         self.connection.transmit(false, now, out)
     }

@@ -145,8 +145,8 @@ impl Budget {
     /// and in the parent, and none on the thread of a stack whose budgets they are.
     #[must_use]
     pub fn try_charge(&self) -> Option<Charge> {
-        // Two queues can charge the parent's last buffer at the same time. The limit is then
-        // exceeded by one buffer for each queue.
+        // Other threads can charge the last buffer at the same time, and what they read can be less
+        // than what is counted. The limit is then exceeded, by what is charged meanwhile.
         self.has_room().then(|| self.charge())
     }
 
@@ -219,10 +219,27 @@ impl Budget {
 
 #[cfg(feature = "compare")]
 impl Budget {
-    /// A budget with the same counts. What is counted in either is not counted in the other one.
-    pub(super) fn copy(&self) -> Self {
+    /// The same as [`waking`](Self::waking), with the calling thread as its home as long as this
+    /// value lives. It must be dropped there.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn at_home(limit: u32, waker: Waker) -> impl Deref<Target = Self> {
+        LocalBudget::waking(limit, waker)
+    }
+
+    /// A budget with the same counts, as long as `copied` has the charges that are added to it here.
+    /// What is counted in either budget is not counted in the other one.
+    pub(super) fn copy(&self, copied: &mut Vec<Charges>) -> Self {
+        self.copy_apart(0, copied)
+    }
+
+    /// The same, for a child that counts `n` of the buffers itself.
+    fn copy_apart(&self, n: u32, copied: &mut Vec<Charges>) -> Self {
         let Counts { charged, detached, limit, locals: _, parent, waker: _ } = &*self.0;
-        let copy = Self::counting(charged.copy(), *limit, parent.as_ref().map(Self::copy), None);
+        let all = charged.sum();
+        let parent = parent.as_ref().map(|parent| parent.copy_apart(all, copied));
+        let copy = Self::within(*limit, parent.as_ref());
+        copied.push(copy.charge_many(all.saturating_sub(n)));
         copy.0.detached.store(detached.load(Ordering::SeqCst), Ordering::SeqCst);
         copy
     }
@@ -237,8 +254,8 @@ impl Budget {
 
 #[cfg(feature = "compare")]
 impl Charge {
-    /// The charge of a chunk of a cloned connection. The clone counts all its buffers from the
-    /// beginning, and never returns one of them: a comparison ends before it would.
+    /// The charge of a chunk of a cloned connection. The clone counts all its buffers by itself
+    /// ([`Budget::copy`]), and returns none of them before it ends.
     pub(super) fn of_clone() -> Self {
         Self(Holding::Detached)
     }

@@ -11,6 +11,7 @@
 
 use std::fmt::{self, Write};
 
+use super::budget::Charges;
 use super::connection::Connection;
 use super::{Carrier, Full, Header, Output, SegmentMeta};
 use crate::time::Time;
@@ -24,18 +25,20 @@ where
     /// payload can be copied together then depends on who else holds it, as a clone does.
     #[doc(hidden)]
     #[must_use]
-    pub fn cloned(&self, buffers: u32) -> Option<Self> {
-        let receiver = self.receiver.copy()?;
+    pub fn cloned(&self, buffers: u32) -> Option<Cloned<C>> {
+        let mut copied = Vec::new();
+        let receiver = self.receiver.copy(&mut copied)?;
         if receiver.budget().free() < buffers {
             return None;
         }
-        Some(Self {
+        let connection = Self {
             sender: self.sender.clone(),
             receiver,
             #[cfg(feature = "record")]
             recording: None,
             ..*self
-        })
+        };
+        Some(Cloned { connection, _copied: copied })
     }
 
     /// All values but the recording, as text.
@@ -102,9 +105,35 @@ where
         self.is_expected(header, meta, now)
     }
 
-    /// [`handle_segment`](Self::handle_segment) of a segment that is
-    /// [expected](Self::expects), without the short way.
+    /// Whether [`poll_transmit`](Self::poll_transmit) takes its short way.
     #[doc(hidden)]
+    #[must_use]
+    pub fn sends_nothing(&self) -> bool {
+        self.is_quiet()
+    }
+}
+
+/// A clone of a connection. It has no user: the charges of the chunks that it has from the other
+/// one are no charges of its budget.
+#[doc(hidden)]
+pub struct Cloned<C: Carrier> {
+    connection: Connection<C>,
+    /// What the budget of the other one counted.
+    _copied: Vec<Charges>,
+}
+
+impl<C> Cloned<C>
+where
+    C: Carrier<Received: fmt::Debug, Sent: fmt::Debug, Ticket: Clone + fmt::Debug> + Clone + fmt::Debug,
+{
+    /// [`Connection::values`].
+    #[must_use]
+    pub fn values(&self) -> String {
+        self.connection.values()
+    }
+
+    /// [`Connection::handle_segment`] of a segment that is [expected](Connection::expects), without
+    /// the short way.
     pub fn handle_segment_generally(
         &mut self,
         header: &Header,
@@ -112,19 +141,12 @@ where
         meta: SegmentMeta,
         now: Time,
     ) {
-        self.handle_synchronized(header, payload.into_iter(), meta, now);
+        self.connection.handle_synchronized(header, payload.into_iter(), meta, now);
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) takes its short way.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn sends_nothing(&self) -> bool {
-        self.is_quiet()
-    }
-
-    /// [`poll_transmit`](Self::poll_transmit) without its short way.
+    /// [`Connection::poll_transmit`] without its short way.
     #[doc(hidden)]
     pub fn poll_transmit_generally(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        self.transmit(false, now, out)
+        self.connection.transmit(false, now, out)
     }
 }

@@ -165,6 +165,16 @@ impl Default for KeepAlive {
 mod tests {
     use super::*;
 
+    /// Settings that were saved by a version without the newer ones.
+    #[test]
+    fn settings_that_are_missing_have_their_defaults() {
+        for key in ["quick_acks", "syn_ack_retries", "ip", "orphan"] {
+            let mut saved = serde_json::to_value(Config::default()).unwrap();
+            assert!(saved.as_object_mut().unwrap().remove(key).is_some());
+            assert_eq!(serde_json::from_value::<Config>(saved).unwrap(), Config::default(), "{key}");
+        }
+    }
+
     #[test]
     fn keep_alive_is_off_and_begins_after_two_hours() {
         assert_eq!(Config::default().keep_alive, None);

@@ -80,6 +80,9 @@ pub use budget::{Budget, Charge, Held};
 #[cfg(feature = "stack")]
 pub(crate) use budget::{Charges, LocalBudget, share};
 pub use carrier::{Carrier, Chunk, Ticket};
+#[cfg(feature = "compare")]
+#[doc(hidden)]
+pub use compare::Cloned;
 pub use config::{Config, Ecn, IpFields, KeepAlive};
 pub use congestion::Congestion;
 pub use connection::Connection;

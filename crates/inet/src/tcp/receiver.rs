@@ -256,8 +256,8 @@ impl<T: Chunk> Receiver<T> {
         arrival
     }
 
-    /// Counts the buffers of several chunks in order at once, if all of them are free. What
-    /// is not used is returned.
+    /// Counts the buffers of several chunks in order at once, if all of them are free. What is not
+    /// used is returned.
     fn charge_together(&self, seq: Seq, chunks: Option<usize>) -> Option<Charges> {
         let chunks = u32::try_from(chunks?).ok().filter(|chunks| *chunks > 1 && seq == self.nxt)?;
         self.budget.try_charge_many(chunks)

@@ -52,6 +52,28 @@ fn a_stream_that_finds_the_pool_empty_is_woken() {
     waits(&mut link, pages, &user, &mut || client.poll_write(&mut Context::from_waker(&waker), b"x").is_ready());
 }
 
+/// A user that has used up its share of the pages is woken in the poll in which its peer's
+/// acknowledgement arrives.
+#[test]
+fn a_stream_is_woken_in_the_poll_that_releases_its_pages() {
+    let mut link = Link::with_pages(8);
+    let (mut client, _server) = connected(&mut link);
+    client.set_nodelay(true);
+    let (user, waker) = waker();
+    let mut context = Context::from_waker(&waker);
+    while client.poll_write(&mut context, &[1; 1024]).is_ready() {}
+    for _ in 0..3 {
+        link.near.poll(link.now);
+        assert_eq!(user.count(), 0, "nothing is acknowledged");
+    }
+    for _ in 0..3 {
+        link.far.poll(link.now);
+    }
+    link.near.poll(link.now);
+    assert_eq!(user.count(), 1);
+    assert!(client.poll_write(&mut context, b"x").is_ready());
+}
+
 /// The writer is on another thread. It is woken by a signal, and the driver by the hub.
 #[test]
 fn a_stream_of_another_thread_that_finds_the_pool_empty_is_woken_once() {

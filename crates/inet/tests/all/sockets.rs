@@ -204,7 +204,7 @@ fn connections_are_listed() {
     server.reset();
     link.settle();
     let other = link.far.list_connections()[0];
-    assert_eq!((other.id, other.state, other.tcp.send.acknowledged), (0, State::Closed, 0));
+    assert_eq!((other.id, other.state, other.tcp.send.acknowledged), (1, State::Closed, 0));
     assert_eq!(other.tcp.received, 5000);
     drop((client, server));
     link.settle();

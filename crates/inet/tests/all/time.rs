@@ -1,6 +1,6 @@
 //! Every connection that has something to send has a deadline, and no stack wakes without one.
 
-use crate::common::peer::{ACK, RST, SYN, Seg, Wire};
+use crate::common::peer::{ACK, FIN, RST, SYN, Seg, Wire};
 use crate::common::{Link, addr, connected};
 use netmem_inet::tcp::{Config, Error, Unreachable};
 use netmem_inet::{ListenOptions, SocketError, StackOptions, TcpListener};
@@ -229,4 +229,72 @@ fn an_answer_acknowledges_its_request_and_nothing_waits_for_an_answer() {
     assert_eq!(wire.poll(), []);
     let (sent, _) = wire.pass(Duration::from_millis(100));
     assert_eq!(sent.iter().map(|sent| (sent.ack, sent.payload.len())).collect::<Vec<_>>(), [(seq + 3, 0)]);
+}
+
+/// What is to be sent leaves in the poll in which its reason arrives. Only a user that may answer is
+/// waited for.
+#[test]
+fn what_does_not_wait_for_its_user_leaves_in_the_same_poll() {
+    let (mut wire, mut listener) = listening(ListenOptions::default());
+    let (mut seq, mut ack) = wire.open(5000, 80, 1000);
+    let mut stream = listener.accept().unwrap();
+    let bytes = |seq, ack| Seg { payload: b"ask".to_vec(), ..seg(5000, ACK, seq, ack) };
+    for _ in 0..20 {
+        wire.exchange(bytes(seq, ack));
+        seq += 3;
+    }
+    let sent = |wire: &mut Wire| -> Vec<_> {
+        let sent = wire.poll_once().into_iter();
+        let sent = sent.map(|sent| (sent.seq, sent.ack, String::from_utf8(sent.payload).unwrap())).collect();
+        assert_eq!(wire.poll(), [], "nothing is left");
+        sent
+    };
+    let only = |seq, ack, payload: &str| vec![(seq, ack, payload.to_string())];
+
+    // An acknowledgement is due.
+    wire.pass(Duration::from_millis(100));
+    wire.put(&bytes(seq, ack));
+    wire.put(&bytes(seq + 3, ack));
+    seq += 6;
+    assert_eq!(sent(&mut wire), only(ack, seq, ""), "two segments");
+    wire.put(&bytes(seq + 3, ack));
+    assert_eq!(sent(&mut wire), only(ack, seq, ""), "payload out of order");
+    wire.put(&bytes(seq, ack));
+    seq += 6;
+    assert_eq!(sent(&mut wire), only(ack, seq, ""), "the missing payload");
+    wire.put(&seg(5000, SYN, seq, 0));
+    assert_eq!(sent(&mut wire), only(ack, seq, ""), "a challenge");
+
+    // A timer has expired.
+    wire.put(&bytes(seq, ack));
+    seq += 3;
+    assert_eq!(sent(&mut wire), []);
+    wire.now += Duration::from_millis(100);
+    wire.put(&seg(5000, ACK, seq, ack));
+    assert_eq!(sent(&mut wire), only(ack, seq, ""), "a delayed acknowledgement");
+
+    // There is something to send.
+    wire.put(&bytes(seq, ack));
+    seq += 3;
+    stream.write(b"answer").unwrap();
+    assert_eq!(sent(&mut wire), only(ack, seq, "answer"), "a user's call");
+    ack += 6;
+    wire.put(&Seg { window: 0, ..seg(5000, ACK, seq, ack) });
+    assert_eq!(sent(&mut wire), []);
+    stream.write(b"late").unwrap();
+    assert_eq!(sent(&mut wire), [], "the window is closed");
+    wire.put(&seg(5000, ACK, seq, ack));
+    assert_eq!(sent(&mut wire), only(ack, seq, "late"), "a window");
+    ack += 4;
+    wire.put(&seg(5000, ACK | FIN, seq, ack));
+    assert_eq!(sent(&mut wire), only(ack, seq + 1, ""), "the end");
+
+    // A connection without a user does not keep the stack awake.
+    let (seq, ack) = wire.open(5001, 80, 1000);
+    drop(listener.accept().unwrap());
+    let fin = wire.poll().pop().unwrap();
+    assert!(fin.has(FIN) && fin.seq == ack, "{fin:?}");
+    wire.put(&seg(5001, ACK, seq, ack + 1));
+    assert_eq!(wire.poll_once(), []);
+    assert!(wire.stack.poll_timeout().is_some_and(|at| at > wire.now));
 }

@@ -11,8 +11,10 @@ use netmem_inet::wire::{self, Body, Flow, Ip, Outer, PredictedHeaders, Transport
 use netmem_packet::Sum;
 use netmem_testing::simulated_memory::{Memory, Posted, SharedBytes};
 use std::cell::Cell;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// What a user does when it has nothing more to send.
@@ -73,7 +75,10 @@ pub(crate) struct Host {
     secret: Secret,
     pub(crate) listener: Option<Listener>,
     pub(crate) connection: Option<Connection<Memory>>,
-    budget: Budget,
+    /// That of its stack, on whose thread it counts, or any other one.
+    budget: Box<dyn Deref<Target = Budget>>,
+    /// How often a buffer was returned that `budget` waited for.
+    woken: Arc<Woken>,
     rng: Rng,
     plan: Plan,
     ring: Ring,
@@ -112,6 +117,16 @@ pub(crate) struct Host {
     known: Option<PredictedHeaders>,
     /// How often a short way was compared with the general one.
     pub(crate) compared: Compared,
+}
+
+/// Counts its calls.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl std::task::Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// How often a short way was taken, and compared with the general one on a clone.
@@ -348,6 +363,13 @@ fn follows(first: &Header, all: &SegmentMeta, next: &Header, meta: &SegmentMeta)
 
 impl Host {
     pub(crate) fn new(name: &'static str, flow: Flow, config: Config, plan: Plan, ring: Ring, seed: u64) -> Self {
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        let budget: Box<dyn Deref<Target = Budget>> = if seed / 2 % 2 == 1 {
+            Box::new(Budget::at_home(config.budget, waker))
+        } else {
+            Box::new(Rc::new(Budget::waking(config.budget, waker)))
+        };
         Self {
             name,
             flow,
@@ -355,7 +377,8 @@ impl Host {
             secret: Secret::new([seed as u8; 16]),
             listener: None,
             connection: None,
-            budget: Budget::new(config.budget),
+            budget,
+            woken,
             rng: Rng::with_seed(seed),
             next_read: plan.read_from,
             plan,
@@ -395,7 +418,7 @@ impl Host {
 
     pub(crate) fn connect(&mut self, now: Time) {
         let start = self.secret.start(&self.flow, now);
-        self.connection = Some(Connection::connect(&self.config, start, Some(&self.budget), now));
+        self.connection = Some(Connection::connect(&self.config, start, Some(&**self.budget), now));
         self.transmit(now);
     }
 
@@ -496,7 +519,8 @@ impl Host {
             && let Some(listener) = &mut self.listener
         {
             let arriving = ArrivingSegment { header, len: meta.len, flow: &self.flow, after, cookie_at: None };
-            let template = ConnectionTemplate { config: &self.config, secret: &self.secret, queue: Some(&self.budget) };
+            let template =
+                ConnectionTemplate { config: &self.config, secret: &self.secret, queue: Some(&**self.budget) };
             let path = || Some(self.config.max_payload);
             match listener.handle_segment::<Memory>(arriving, template, now, path) {
                 Answer::HalfOpen(connection) => {
@@ -666,7 +690,7 @@ impl Host {
         self.connection = None;
         // The new one does not know what is in the ring.
         self.posted.iter_mut().for_each(|entry| entry.len = 0);
-        let queue = Some(&self.budget);
+        let queue = Some(&**self.budget);
         let connection = Connection::restore(&saved, &self.config, unread, unacknowledged, queue, now);
         self.orphan = self.orphan.as_ref().map(|orphan| Orphan::new(&connection, orphan.since));
         self.connection = Some(connection);
@@ -677,6 +701,8 @@ impl Host {
     fn read(&mut self, peer: u64, now: Time) {
         let Some(connection) = &mut self.connection else { return };
         self.next_read = now + Duration::from_micros(self.rng.u64(0..=self.plan.read_pause));
+        let (used, woken) = (self.budget.used(), self.woken.0.load(Ordering::Relaxed));
+        connection.budget().wait();
         for _ in 0..self.rng.usize(1..8) {
             match connection.recv(now) {
                 Ok(ReadOutcome::Chunk(chunk)) => {
@@ -706,6 +732,8 @@ impl Host {
                 }
             }
         }
+        let woken = self.woken.0.load(Ordering::Relaxed) - woken;
+        assert_eq!(woken, usize::from(self.budget.used() < used), "{}: a buffer that was returned", self.name);
     }
 
     fn write(&mut self, now: Time) {

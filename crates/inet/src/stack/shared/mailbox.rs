@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
-/// The most frames in a mailbox. A further one is dropped, as by a full ring.
+/// The most frames that wait in a mailbox. A further one is dropped, as by a full ring. With the
+/// list that the stack is processing, twice as many are handed over at most.
 const CAPACITY: usize = 512;
 
 /// A frame that is handed over.

@@ -31,7 +31,8 @@ enum Sent {
 
 impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
     /// Fires timers, and lets connections that are due send. `completed`: transmissions that the
-    /// device has completed in this poll. Returns how many connections were processed.
+    /// device has completed in this poll. Returns how many connections were processed, or wait
+    /// for the next poll.
     pub(crate) fn poll(&mut self, completed: usize) -> usize {
         let Tcp { connections, schedule, .. } = &mut *self.tcp;
         schedule.handle_timeout(connections, self.resources.now);

@@ -45,7 +45,7 @@ pub(crate) struct Schedule {
     /// The timer of a connection has the number of its place.
     wheel: Wheel,
     fired: Vec<u32>,
-    /// Connections that must be processed, because of an event.
+    /// Connections that are to be processed in this poll, or in the next one.
     due: VecDeque<ConnectionId>,
     /// Connections that wait for the ring, in the order in which they began to wait.
     ring: VecDeque<ConnectionId>,
@@ -75,12 +75,14 @@ impl Schedule {
 
     // ---- due
 
-    /// Whether a connection must be processed now.
+    /// Whether a connection is to be processed before the stack sleeps: in this poll, or in the next
+    /// one.
     pub(crate) fn is_due(&self) -> bool {
         !self.due.is_empty() || self.to_relieve > 0
     }
 
-    /// Connections that must be processed now.
+    /// Connections that are due, with those that this poll has [kept](Self::keep_due) for the next
+    /// one.
     pub(crate) fn due(&self) -> usize {
         self.due.len()
     }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! What is counted at one side may end at the other, so either part can be negative. Only the sum
-//! has a meaning: it is never less than what is counted.
+//! has a meaning. At home it is what is counted. Another thread reads the parts at two moments, and
+//! their sum can be more or less than what was counted at either.
 //!
 //! **The end.** The user of a count frees it when nothing is counted any more. While the count has
 //! a home, no thread can know that: one part is not enough. `others` then has [`HOME`] added, so
@@ -104,15 +105,6 @@ impl Count {
         Self { home: AtomicU64::new(home), own: AtomicI64::new(own), others: AtomicI64::new(others), awaited }
     }
 
-    /// A count of as many, without a home, for which a holder waits if one waits for this one.
-    #[cfg(feature = "compare")]
-    pub(super) fn copy(&self) -> Self {
-        let copy = Self::new(false);
-        copy.others.store(self.sum().into(), Ordering::SeqCst);
-        copy.awaited.store(self.awaited.load(Ordering::SeqCst), Ordering::SeqCst);
-        copy
-    }
-
     /// Whether the calling thread is the count's home.
     #[inline]
     pub(super) fn is_home(&self) -> bool {
@@ -155,7 +147,8 @@ impl Count {
         debug_assert!(self.is_home());
         let moved = self.own.load(Ordering::Relaxed) - HOME;
         let all = self.others.fetch_add(moved, Ordering::SeqCst) + moved == 0;
-        // Another thread that reads the sum meanwhile finds too much, and not too little.
+        // Another thread that reads the sum meanwhile finds what home has counted twice, or not at
+        // all.
         self.set_own(0);
         self.home.store(NOWHERE, Ordering::Relaxed);
         all
@@ -167,14 +160,14 @@ impl Count {
         self.own.store(own, Ordering::Relaxed);
     }
 
-    /// How much is counted. On a thread that is not the home, it may be more than that while others
-    /// change it.
+    /// How much is counted. On a thread that is not the home, it may be more or less than that while
+    /// others change it.
     #[inline]
     pub(super) fn sum(&self) -> u32 {
         let own = self.own.load(Ordering::Relaxed);
         // Without the bit of `HOME`, with the sign of the rest.
         let others = (self.others.load(Ordering::SeqCst) << 2) >> 2;
-        u32::try_from(own + others).unwrap_or_default()
+        (own + others).clamp(0, u32::MAX.into()) as u32
     }
 
     /// The next end of a counting is [`Ended::awaited`]. Read the [`sum`](Self::sum) after this.

@@ -4,9 +4,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-#[cfg(any(test, feature = "stack"))]
+#[cfg(any(test, feature = "stack", feature = "compare"))]
 use std::task::Waker;
 
+#[cfg(feature = "compare")]
+use super::Charges;
 use super::count::Count;
 use super::{Budget, Counts};
 
@@ -25,7 +27,7 @@ impl LocalBudget {
     }
 
     /// [`Budget::waking`].
-    #[cfg(any(test, feature = "stack"))]
+    #[cfg(any(test, feature = "stack", feature = "compare"))]
     pub(crate) fn waking(limit: u32, waker: Waker) -> Self {
         Self::new(true, Budget::counting(Count::new(true), limit, None, Some(waker)))
     }
@@ -41,8 +43,8 @@ impl LocalBudget {
 
     /// [`Budget::copy`].
     #[cfg(feature = "compare")]
-    pub(crate) fn copy(&self) -> Self {
-        Self::new(false, self.0.copy())
+    pub(crate) fn copy(&self, copied: &mut Vec<Charges>) -> Self {
+        Self::new(false, self.0.copy(copied))
     }
 
     fn locals(&self) -> Option<&AtomicU32> {

@@ -173,6 +173,39 @@ fn a_clone_of_a_local_budget_keeps_its_home() {
     assert!(!counts(&apart).charged.is_home() && apart.try_charge().is_some());
 }
 
+/// A clone for a comparison counts what its original counts, and more. It ends before the latter
+/// does, or what it has counted meanwhile.
+#[cfg(feature = "compare")]
+#[test]
+fn a_copy_counts_by_itself_until_what_it_counts_is_returned() {
+    for late in [false, true] {
+        let queue = LocalBudget::waking(30, Waker::noop().clone());
+        let one = LocalBudget::within(20, Some(&queue));
+        let held = [one.charge(), one.charge(), queue.charge()];
+        one.charge().detach();
+        let mut copied = Vec::new();
+        let copy = one.copy(&mut copied);
+        let parent = copy.0.parent.clone().unwrap();
+        let ends = [&*copy, &parent].map(|budget| Arc::downgrade(counts(budget)));
+        assert_eq!((copy.used(), parent.used(), copy.free()), (one.used(), queue.used(), one.free()));
+        let more = copy.charge();
+        assert_eq!((copy.used(), parent.used(), one.used(), queue.used()), (4, 5, 3, 4));
+        drop(parent);
+        if late {
+            drop((copy, copied));
+            assert!(ends.iter().all(|counts| counts.strong_count() > 0), "one is counted");
+            drop(more);
+        } else {
+            drop((copy, more));
+            assert!(ends.iter().all(|counts| counts.strong_count() > 0), "two are counted, and three");
+            drop(copied);
+        }
+        assert_eq!(ends.map(|counts| counts.strong_count()), [0, 0]);
+        drop(held);
+        assert_eq!((one.used(), queue.used()), (1, 1));
+    }
+}
+
 /// Threads count and return in a budget that has no home, or another one.
 #[test]
 fn threads_that_count_at_the_same_time() {

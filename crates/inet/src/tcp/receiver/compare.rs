@@ -4,15 +4,15 @@ use std::fmt;
 
 use super::Receiver;
 use crate::tcp::Chunk;
-use crate::tcp::budget::Held;
+use crate::tcp::budget::{Charges, Held};
 
 impl<T: Chunk + fmt::Debug> Receiver<T> {
-    /// A receiver with the same values, and a budget of its own. `None` if payload is out of order:
-    /// no short way is taken then.
-    pub(in crate::tcp) fn copy(&self) -> Option<Self> {
+    /// A receiver with the same values, and a budget of its own, whose charges are `copied`. `None`
+    /// if payload is out of order: no short way is taken then.
+    pub(in crate::tcp) fn copy(&self, copied: &mut Vec<Charges>) -> Option<Self> {
         let assembler = self.assembler.copy_of_empty()?;
         let queue = self.queue.iter().map(Held::of_clone).collect();
-        Some(Self { queue, assembler, budget: self.budget.copy(), ..*self })
+        Some(Self { queue, assembler, budget: self.budget.copy(copied), ..*self })
     }
 
     /// All values.

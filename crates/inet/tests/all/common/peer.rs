@@ -128,6 +128,14 @@ impl Wire {
         panic!("the stack does not settle: {:?}", self.stack.stats());
     }
 
+    /// Polls the first stack once, and returns the segments that it has sent.
+    pub fn poll_once(&mut self) -> Vec<Seg> {
+        self.now += Duration::from_micros(1);
+        self.stack.poll(self.now);
+        let frames: Vec<Frame> = self.back.borrow_mut().drain(..).collect();
+        frames.iter().filter_map(|frame| self.read(&frame.bytes)).collect()
+    }
+
     /// Puts a segment on the cable, and returns the answers to it.
     pub fn exchange(&mut self, seg: Seg) -> Vec<Seg> {
         self.put(&seg);

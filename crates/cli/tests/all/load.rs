@@ -118,25 +118,13 @@ fn load_leaves_nothing_behind() {
     let args = [&["device"], &paths[..], &["--port", "gen", "--metrics", "127.0.0.1:0"]].concat();
     let mut device = Loaded::new("device", background(&args), "listening on");
     let backend = format!("vhost-user:{}", socket.display());
-    let drivers = ["small", "mergeable"].map(|mode| {
-        [
-            "perf",
-            "--device",
-            &backend,
-            "--mode",
-            mode,
-            "--alloc",
-            "pool",
-            "--duration",
-            "100ms",
-            "--runs",
-            "1",
-            "--json",
-        ]
-    });
+    let drives = |mode| {
+        let args = format!("perf --device {backend} --mode {mode} --alloc pool --duration 100ms --runs 1 --json");
+        json(&run(&args.split(' ').collect::<Vec<_>>()))
+    };
 
     // What is made for the first front end stays.
-    json(&run(&drivers[0]));
+    drives("small");
     await_that(|| figures(&device.metrics)["netmem_device_memory_regions"] == 0.0);
     device.before = Holdings::of(&device.process);
 
@@ -149,7 +137,7 @@ fn load_leaves_nothing_behind() {
 
     let mut fronts = 1;
     while begin.elapsed() < time || fronts < 5 {
-        let report = json(&run(&drivers[fronts % 2]));
+        let report = drives(["small", "mergeable"][fronts % 2]);
         assert!(report["variants"][0]["frames"].as_u64() > Some(0), "{report}");
         fronts += 1;
         server.sample();

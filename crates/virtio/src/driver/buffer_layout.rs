@@ -5,6 +5,9 @@
 
 use netmem_pool::{Page, PeerMemory};
 
+/// Used buffers that are handled between two publications of new buffers.
+pub(super) const RX_BATCH: u16 = 64;
+
 /// How buffers lie in pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferLayout {

@@ -16,27 +16,8 @@
 
 use super::state::{Attached, DriverState};
 use netmem_pool::PeerMemory;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, TryLockError};
-
-/// The number of the connection that has ended last, with [`LastDisconnect::SOME`]; 0 before the
-/// first.
-#[derive(Debug, Default)]
-pub(super) struct LastDisconnect(AtomicU64);
-
-impl LastDisconnect {
-    const SOME: u64 = 1 << 32;
-
-    /// Returns whether it was not known.
-    fn set(&self, connection: u32) -> bool {
-        let ended = Self::SOME | u64::from(connection);
-        self.0.swap(ended, Ordering::Relaxed) != ended
-    }
-
-    fn is(&self, connection: u32) -> bool {
-        self.0.load(Ordering::Relaxed) == Self::SOME | u64::from(connection)
-    }
-}
 
 impl<M: PeerMemory> DriverState<M> {
     /// Whether the connection has not been seen to end. Two loads.

@@ -1,9 +1,8 @@
 //! The driver's options: their checks, and the layout of buffers that follows from them.
 
-use super::buffer_layout::BufferLayout;
+use super::buffer_layout::{BufferLayout, RX_BATCH};
 use super::error::NetError;
 use super::modes::{Offload, RxMode};
-use super::receive::RX_BATCH;
 use crate::net::{OFFLOAD_FRAME, STANDARD_FRAME, VnetHdr, feature};
 use crate::virtqueue::{self, Negotiated};
 use netmem_packet::MAX_FRAGS;

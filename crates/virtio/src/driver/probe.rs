@@ -7,7 +7,6 @@
 use super::buffer_layout::{BufferLayout, HeaderFields};
 use super::config_space;
 use super::ctrl::ControlQueue;
-use super::disconnect::LastDisconnect;
 use super::error::NetError;
 use super::modes::RxMode;
 use super::options::{self, NetOptions, PageSource};
@@ -16,7 +15,7 @@ use super::queue_epolls::QueueEpolls;
 use super::reserve::Reserve;
 use super::ring_layout::{RingLayout, RingMemory};
 use super::rx::VirtioRx;
-use super::state::{Attached, DriverState};
+use super::state::{Attached, DriverState, LastDisconnect};
 use super::stop::Stop;
 use super::tx::VirtioTx;
 use super::tx_mappings::TxAddressing;

@@ -30,7 +30,7 @@
 //! User code runs in the loop: handlers, providers, DMA domains. If it panics, the queue stays
 //! usable: each slot is either posted or free, and the next poll fills and posts what is free.
 
-use super::buffer_layout::HeaderFields;
+use super::buffer_layout::{HeaderFields, RX_BATCH};
 use super::buffers::{Buffers, CachedFilling, ETHERNET, Filling, FrameSink, Napi, Pools, RawHeader, ReceivedFrame};
 use super::handled::Handled;
 use super::panics::Panics;
@@ -45,9 +45,6 @@ use crate::virtqueue::driver::{
 use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
 use netmem_pool::{Page, PageRoom};
 use std::ops::ControlFlow;
-
-/// Used buffers that are handled between two publications of new buffers.
-pub(super) const RX_BATCH: u16 = 64;
 
 /// A ring whose slots have buffers of this layout.
 pub(super) type RxRing<B> = RingQueue<AnyShapedQueue<<B as Buffers>::Buffer>>;

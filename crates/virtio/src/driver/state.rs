@@ -4,14 +4,13 @@
 //! and a reconnect change the connection under all of them. What changes is behind one lock, and a
 //! queue polls one atomic word to notice it.
 
-use super::disconnect::LastDisconnect;
 use super::queue_config::QueueConfig;
 use super::queue_epolls::QueueEpolls;
 use super::ring::RingHandle;
 use super::ring_layout::RingMemory;
 use crate::vhost_user::{VhostUser, VhostUserError};
 use netmem_pool::{AddedMemory, PeerMemory, VhostRegion};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The data that the queues and the device's handle share: the connection, and the values from
@@ -83,5 +82,24 @@ impl<M: PeerMemory> DriverState<M> {
             return Ok(());
         }
         at.backend.restart_ring(index, ring.addresses(), ring.call(), ring.kick())
+    }
+}
+
+/// The number of the connection that has ended last, with [`LastDisconnect::SOME`]; 0 before the
+/// first.
+#[derive(Debug, Default)]
+pub(super) struct LastDisconnect(AtomicU64);
+
+impl LastDisconnect {
+    const SOME: u64 = 1 << 32;
+
+    /// Returns whether it was not known.
+    pub(super) fn set(&self, connection: u32) -> bool {
+        let ended = Self::SOME | u64::from(connection);
+        self.0.swap(ended, Ordering::Relaxed) != ended
+    }
+
+    pub(super) fn is(&self, connection: u32) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::SOME | u64::from(connection)
     }
 }

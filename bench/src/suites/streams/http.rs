@@ -77,20 +77,23 @@ fn measured(
     clients: impl FnOnce(&Watch) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<Measured> {
     let (watch, cpus) = (&Watch::default(), &run.env.cpus);
+    // When the run is over, the end that leaves first closes connections of the other one.
+    let end = |ended: anyhow::Result<()>| if watch.is_over() { Ok(()) } else { ended };
     std::thread::scope(|scope| {
         let server = spawn(scope, "netmem-server", move || {
             pin(cpus[1 % cpus.len()]);
-            server(watch)
+            end(server(watch))
         });
         let clients = spawn(scope, "netmem-clients", move || {
             pin(cpus[0]);
-            clients(watch)
+            end(clients(watch))
         });
-        let ended = || [&server, &clients].iter().any(|end| end.as_ref().is_ok_and(|thread| thread.is_finished()));
+        let ended =
+            || [&server, &clients].iter().any(|thread| thread.as_ref().is_ok_and(|thread| thread.is_finished()));
         let measured = run.measure(watch, &ended);
         watch.end();
         // Both have ended before an error is returned.
-        let ends = [server, clients].map(|end| propagate(end.context("a thread")?.join()));
+        let ends = [server, clients].map(|thread| propagate(thread.context("a thread")?.join()));
         ends.into_iter().collect::<anyhow::Result<()>>()?;
         measured
     })

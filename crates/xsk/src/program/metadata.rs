@@ -199,11 +199,16 @@ fn usable(
 #[cfg(all(test, not(loom)))]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::{Filter, Program, ProgramOptions, Rule, bpf, filter, load_with};
+    use super::super::{Filter, Program, ProgramOptions, bpf, filter};
+    #[cfg(feature = "metadata")]
+    use super::super::{Rule, load_with};
     use super::*;
-    use crate::testing::{in_namespace, ip, with_capabilities};
+    #[cfg(feature = "metadata")]
+    use crate::testing::with_capabilities;
+    use crate::testing::{in_namespace, ip};
     use crate::{AttachError, Interface};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    #[cfg(feature = "metadata")]
     use rustix::thread::CapabilitySet;
     use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 

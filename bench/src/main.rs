@@ -2,10 +2,10 @@
 //!
 //! [`plan`] checks the arguments. A suite ([`suites`]) is a list of benchmarks, each of which
 //! measures one thing once. [`rounds`] measures all benchmarks in turns. [`harness`] has the
-//! threads, [`peer`] the programs in C, [`rows`] the choice of rows, [`goals`] the values that goals
-//! compare, and [`curves`] the values by the number of threads. [`table`], [`html`] and [`report`]
-//! show the results, [`results`] writes them to a file, and [`render`] makes the tables of the
-//! documents of such files. [`against`] compares two builds.
+//! threads, [`peer`] the programs in C, [`rows`] the choice of rows, [`goals`] the values that
+//! goals compare, and [`curves`] the values by the number of threads. [`table`], [`html`] and
+//! [`report`] show the results, [`results`] writes them to a file, and [`render`] makes the tables
+//! of the documents of such files. [`against`] compares two builds.
 //!
 //! Exit status: 0 done, 1 the run failed, 2 bad arguments, 130 interrupted (128 and the signal's
 //! number).

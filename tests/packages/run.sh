@@ -22,7 +22,7 @@ cargo package --workspace --exclude netmem-bench --exclude netmem-api --exclude 
     --exclude netmem-tests --no-verify --allow-dirty --quiet 2> "$out/package.txt" || { cat "$out/package.txt" >&2; exit 1; }
 declare -A folders
 for crate in "$CARGO_TARGET_DIR"/package/*.crate; do
-    # With the time of now: cargo would take the sources of an earlier run, of the same age, for these.
+    # With the current time (-m): cargo compares ages, and those in an archive are always the same.
     tar -xzmf "$crate" -C "$out"
     folder=$(basename "$crate" .crate)
     folders[${folder%-*}]=$folder

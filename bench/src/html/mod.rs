@@ -1,8 +1,9 @@
 //! The report with charts: one file that loads nothing and needs no script.
 //!
 //! [`summary`] comes first, then a [`chapter`] for each suite. [`chart`] draws values over an
-//! [`axis`], [`curves`] shows values by the number of threads, and [`goals`] shows how far goals are reached. The page is written with maud, which
-//! escapes text and closes elements when the program is compiled.
+//! [`axis`], [`curves`] shows values by the number of threads, and [`goals`] shows how far goals
+//! are reached. The page is written with maud, which escapes text and closes elements when the
+//! program is compiled.
 
 mod axis;
 mod chapter;

@@ -104,8 +104,8 @@ fn rows_with_several_numbers_of_threads_have_curves() {
     for block in &blocks {
         let mut block = block.lines();
         let columns: Vec<_> = block.next().unwrap().split_whitespace().collect();
-        // Answers of the server are measured with more threads than there are CPUs: their curves are
-        // the only ones of a machine with one CPU.
+        // Answers of the server are measured with more threads than there are CPUs: their curves
+        // are the only ones of a machine with one CPU.
         assert!(columns.starts_with(&["1", "2"]), "{columns:?}");
         // A name, and a value in each column.
         for line in block.take_while(|line| !line.is_empty() && !line.starts_with(' ')) {

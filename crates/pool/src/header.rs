@@ -7,9 +7,9 @@
 //!
 //! Why a header: a page's descriptor points to it, whatever the page returns to. It has a function
 //! for the slow path, the identity of the DMA domain, and the magazines, if the owner collects
-//! pages by CPU. Every core that drops a page reads these words, and nobody writes them. The
-//! magazines of a pool for every thread lie in the header, too, in lines of their own.
-//! Only a pool that is polled has a cache behind its header.
+//! pages by CPU. Every core that drops a page reads these words, which are constant. The magazines
+//! of a pool for every thread lie in the header, too, in lines of their own. Only a pool that is
+//! polled has a cache behind its header.
 
 use crate::desc::Desc;
 use netmem_percpu::{CpuCache, Depot};

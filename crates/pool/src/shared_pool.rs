@@ -6,11 +6,11 @@
 //!   drop    this CPU's magazines ──► the depot ──► the return stack, if they refuse the page
 //! ```
 //!
-//! The magazines are a [`CpuCache`]. It lies in the [header](crate::header) of the pages, beside the
-//! place of a [`PagePool`]'s depot. Behind the cache there is a `PagePool` without a depot,
-//! under a lock: the *owner*. The owner allocates pages from the provider and maps them, pops pages
-//! off the return stack, and ends the pool. Pages are therefore the same as those of a queue's
-//! pool, and return by the same code, also after the pool has been closed.
+//! The magazines are a [`CpuCache`] in the [header](crate::header) of the pages, beside the place
+//! of a [`PagePool`]'s depot. Behind the cache there is a `PagePool` without a depot, under a lock:
+//! the *owner*. The owner allocates pages from the provider and maps them, pops pages off the
+//! return stack, and ends the pool. Pages are therefore the same as those of a queue's pool, and
+//! return by the same code, also after the pool has been closed.
 //!
 //! **Which thread gets an item.** A pop is a restartable sequence. If its commit comes before the
 //! barrier of a reclaim, the page belongs to the popping thread. Otherwise the sequence restarts

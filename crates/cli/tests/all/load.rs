@@ -160,7 +160,7 @@ fn load_leaves_nothing_behind() {
     server.has_not_grown();
     device.has_not_grown();
     assert!(server.ends().contains("all came back"));
-    // Not by its lines: where nobody reads them, the device drops them.
+    // The device drops lines that nobody reads, so that its lines are no count of front ends.
     assert_eq!(stats(&statistics)["front_ends"]["served"].as_u64(), Some(fronts as u64));
     device.ends();
     eprintln!(

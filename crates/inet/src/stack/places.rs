@@ -15,8 +15,8 @@
 const LEAST: usize = 64;
 const BITS: usize = u64::BITS as usize;
 
-/// Values by place. An insertion reads a word for each 4,096 places until it finds a vacant one; the
-/// other calls have a constant cost, and a removal an amortised one.
+/// Values by place. An insertion reads a word for each 4,096 places until it finds a vacant one.
+/// The other calls have a constant cost, and a removal an amortised one.
 pub(crate) struct Places<T> {
     /// The last one is not vacant.
     values: Vec<Option<T>>,

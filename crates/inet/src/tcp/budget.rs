@@ -227,8 +227,8 @@ impl Budget {
         LocalBudget::waking(limit, waker)
     }
 
-    /// A budget with the same counts, as long as `copied` has the charges that are added to it here.
-    /// What is counted in either budget is not counted in the other one.
+    /// A budget with the same counts, as long as `copied` has the charges that are added to it
+    /// here. What is counted in either budget is not counted in the other one.
     pub(super) fn copy(&self, copied: &mut Vec<Charges>) -> Self {
         self.copy_apart(0, copied)
     }

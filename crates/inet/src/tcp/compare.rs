@@ -1,4 +1,4 @@
-//! Clones of connections, on which the simulation takes both ways where there is a short one.
+//! Clones of connections, on which the simulation runs both ways where there is a short one.
 //!
 //! Why: a short way leaves out what it has found to be without effect. On clones of a connection,
 //! the short way and the general one are taken for the same call, and their values and their output
@@ -98,14 +98,14 @@ where
         receiver.values(to)
     }
 
-    /// Whether [`handle_segment`](Self::handle_segment) takes its short way.
+    /// Whether [`handle_segment`](Self::handle_segment) uses its short way.
     #[doc(hidden)]
     #[must_use]
     pub fn expects(&self, header: &Header, meta: SegmentMeta, now: Time) -> bool {
         self.is_expected(header, meta, now)
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) takes its short way.
+    /// Whether [`poll_transmit`](Self::poll_transmit) uses its short way.
     #[doc(hidden)]
     #[must_use]
     pub fn sends_nothing(&self) -> bool {

@@ -141,7 +141,7 @@ impl<C: Carrier> Connection<C> {
 
     /// Processes a segment that [is expected](Self::is_expected), without the steps of
     /// [`handle_synchronized`](Self::handle_synchronized) that have no effect then. The simulation
-    /// takes both ways on clones.
+    /// runs both ways on clones.
     #[inline]
     fn handle_expected(
         &mut self,

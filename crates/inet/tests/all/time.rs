@@ -231,8 +231,8 @@ fn an_answer_acknowledges_its_request_and_nothing_waits_for_an_answer() {
     assert_eq!(sent.iter().map(|sent| (sent.ack, sent.payload.len())).collect::<Vec<_>>(), [(seq + 3, 0)]);
 }
 
-/// What is to be sent leaves in the poll in which its reason arrives. Only a user that may answer is
-/// waited for.
+/// What is to be sent leaves in the poll in which its reason arrives. The stack waits only for a
+/// user that may answer.
 #[test]
 fn what_does_not_wait_for_its_user_leaves_in_the_same_poll() {
     let (mut wire, mut listener) = listening(ListenOptions::default());

@@ -54,8 +54,8 @@ pub(super) fn search(
     })
 }
 
-/// The highest rate from `least` to `most` for which `passes` holds, if there is one. `least` is not
-/// above `most`. `passes` is called once for each rate that is tried.
+/// The highest rate from `least` to `most` for which `passes` holds, if there is one. `least` is
+/// not above `most`. `passes` is called once for each rate that is tried.
 fn highest<E>(most: u64, least: u64, mut passes: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
     if passes(most)? {
         return Ok(Some(most));

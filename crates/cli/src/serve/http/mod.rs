@@ -148,8 +148,8 @@ impl Service for Http {
     const PORT: u16 = 80;
     type State = Requests;
 
-    /// A request is short and answered at once, so that its answer acknowledges it: a quarter of the
-    /// frames of a connection with one request were such acknowledgements.
+    /// A request is short and answered at once, so that its answer acknowledges it. A quarter of
+    /// the frames of a connection with one request were such acknowledgements.
     fn config() -> Config {
         Config { quick_acks: 0, ..Config::default() }
     }

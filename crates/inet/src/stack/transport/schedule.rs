@@ -75,8 +75,8 @@ impl Schedule {
 
     // ---- due
 
-    /// Whether a connection is to be processed before the stack sleeps: in this poll, or in the next
-    /// one.
+    /// Whether a connection is to be processed before the stack sleeps: in this poll, or in the
+    /// next one.
     pub(crate) fn is_due(&self) -> bool {
         !self.due.is_empty() || self.to_relieve > 0
     }

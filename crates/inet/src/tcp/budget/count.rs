@@ -160,8 +160,8 @@ impl Count {
         self.own.store(own, Ordering::Relaxed);
     }
 
-    /// How much is counted. On a thread that is not the home, it may be more or less than that while
-    /// others change it.
+    /// How much is counted. On a thread that is not the home, it may be more or less than that
+    /// while others change it.
     #[inline]
     pub(super) fn sum(&self) -> u32 {
         let own = self.own.load(Ordering::Relaxed);

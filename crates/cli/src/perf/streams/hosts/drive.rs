@@ -231,10 +231,10 @@ impl<'s> Driver<'_, 's> {
         }
     }
 
-    /// Finds the highest rate that reaches a goal. It ends when a host is lost: without that host
-    /// there are fewer flows, whose rates do not compare with those of more flows. It also ends when
-    /// a flow fails, as in one process: what the other flows have counted does not show whether all
-    /// reach the goal at this rate.
+    /// Finds the highest rate that reaches a goal. The search ends when a host is lost: without
+    /// that host there are fewer flows, whose rates do not compare with those of more flows. It
+    /// also ends when a flow fails, as in one process: what the other flows have counted does not
+    /// show whether all reach the goal at this rate.
     fn search(&mut self, goal: SearchArg) -> anyhow::Result<Option<u64>> {
         let plan = self.plan;
         let everyone: Vec<usize> = (0..self.hosts.len()).collect();

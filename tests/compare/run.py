@@ -32,21 +32,21 @@ ROW = ["--mode", "small", "--size", "64", "--alloc", "pool", "--consumer", "same
 DELAY = 0.03
 # Pauses for a thousand frames.
 PAUSES = "NETMEM_COMPARE_PAUSES"
-PLACE = "let n = poll.receive(budget, &mut program);"
-DELAYED = (
-    PLACE
-    + f"""
-                        static PAUSES: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| {{
-                            std::env::var("{PAUSES}").map_or(0, |pauses| pauses.parse().unwrap())
-                        }});
-                        static DUE: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-                        let mut due = DUE.load(Ordering::Relaxed) + n * *PAUSES;
-                        while due >= 1000 {{
-                            std::hint::spin_loop();
-                            due -= 1000;
-                        }}
-                        DUE.store(due, Ordering::Relaxed);"""
-)
+PLACE = "poll.receive(budget, &mut program)"
+DELAYED = f"""{{
+    static PAUSES: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| {{
+        std::env::var("{PAUSES}").map_or(0, |pauses| pauses.parse().unwrap())
+    }});
+    static DUE: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let n = {PLACE};
+    let mut due = DUE.load(Ordering::Relaxed) + n * *PAUSES;
+    while due >= 1000 {{
+        std::hint::spin_loop();
+        due -= 1000;
+    }}
+    DUE.store(due, Ordering::Relaxed);
+    n
+}}"""
 
 
 def build(tree, to):

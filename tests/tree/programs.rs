@@ -107,3 +107,12 @@ fn each_program_that_a_test_starts_is_looked_for() {
     assert!(missing.is_empty(), "tests that start programs without `installed`: {missing:#?}");
     assert!(["curl", "ip", "iperf3", "ping", "python3"].iter().all(|name| all.contains(*name)), "{all:?}");
 }
+
+/// `tests/compare/run.py` builds the command with a delay in its receive loop, an hour into CI.
+#[test]
+fn the_delayed_build_has_a_place() {
+    let read = |file: &str| std::fs::read_to_string(Path::new(TREE).join(file)).unwrap();
+    let script = read("tests/compare/run.py");
+    let place = script.lines().find_map(|line| line.strip_prefix("PLACE = \"")?.strip_suffix('"')).unwrap();
+    assert_eq!(read("crates/cli/src/perf/driver.rs").matches(place).count(), 1, "{place}");
+}

@@ -15,6 +15,21 @@ pub const MAX_FRAGS: usize = 17;
 #[allow(clippy::box_collection, reason = "a vector in place is three words and a call to drop")]
 pub(crate) struct Frags<M: Memory>(Option<Box<Vec<Frag<M>>>>);
 
+impl<M: Memory> Drop for Frags<M> {
+    #[inline]
+    fn drop(&mut self) {
+        /// Out of line, so that the drop of a packet has the registers, and the code, of its head's.
+        #[inline(never)]
+        #[allow(clippy::box_collection, reason = "see above")]
+        fn free<M: Memory>(frags: Box<Vec<Frag<M>>>) {
+            drop(frags);
+        }
+        if let Some(frags) = self.0.take() {
+            free(frags);
+        }
+    }
+}
+
 impl<M: Memory> Frags<M> {
     pub(crate) const NONE: Self = Self(None);
 
@@ -89,8 +104,8 @@ impl<M: Memory> Frags<M> {
         frags.truncate(kept);
     }
 
-    pub(crate) fn into_vec(self) -> Vec<Frag<M>> {
-        self.0.map_or_else(Vec::new, |frags| *frags)
+    pub(crate) fn into_vec(mut self) -> Vec<Frag<M>> {
+        self.0.take().map_or_else(Vec::new, |frags| *frags)
     }
 }
 

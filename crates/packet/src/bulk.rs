@@ -46,10 +46,8 @@ pub struct BulkStats {
 /// A packet that the queue refuses for another reason is dropped and counted in both cases, so that
 /// it does not block the packets behind it. The queue may never accept it ([`Sendable::Never`]). Or
 /// the queue has room for it ([`Sendable::Now`]), and it could not be mapped into the device's DMA
-/// domain at that moment, for instance because the domain was full. A bulk that holds packets makes
-/// a second attempt at once, because the device may also have made room after the first. It makes
-/// no third, which might map the packet. Only packets of another domain are mapped when they are
-/// sent.
+/// domain at that moment, for instance because the domain was full. There is no second attempt,
+/// which might map the packet. Only packets of another domain are mapped when they are sent.
 ///
 /// Put a bulk into a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush`
 /// flushes. Both run in the poll context of the queue that received the frames, so packets that are
@@ -165,25 +163,15 @@ impl<T: TxQueue> TxBulk<T> {
         if self.held == 0 {
             return;
         }
-        let mut is_second = false;
         while self.held > 0 {
-            let before = self.held;
             if self.send_group() {
                 continue;
             }
-            is_second &= self.held == before;
             if self.holds
                 && let Some(refused) = &self.places[self.first]
+                && self.target.sendable(refused) == Sendable::Later
             {
-                match self.target.sendable(refused) {
-                    Sendable::Later => break,
-                    // The device may have made room since the queue refused it.
-                    Sendable::Now if !is_second => {
-                        is_second = true;
-                        continue;
-                    }
-                    _ => is_second = false,
-                }
+                break;
             }
             // No longer held before its drop, which can be user code.
             let refused = self.places[self.first].take();

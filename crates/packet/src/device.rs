@@ -229,8 +229,13 @@ pub trait TxQueue {
         let _ = packet;
     }
 
-    /// Whether the queue can accept `packet`: now, after completions, or never. Changes and
-    /// counts nothing.
+    /// Whether the queue can accept `packet`: now, after completions, or never. Changes and counts
+    /// nothing.
+    ///
+    /// A queue answers by what it knows of the device since the last call that sends or
+    /// [completes](Self::complete), and does not read what the device writes. So after a refusal,
+    /// the answer is the reason: a packet that was refused for want of room is not reported as
+    /// sendable [now](Sendable::Now) because the device has made room since.
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable;
 
     /// Whether the device supports frames with these offloads. A packet with others is refused by

@@ -292,6 +292,29 @@ fn packets_in_more_parts_than_the_driver_sends_are_copied() {
     }
 }
 
+/// The kernel completes descriptors before it publishes that it has consumed them. A packet for
+/// which the ring seems to have no room waits: the reason of the refusal stays until the queue is
+/// completed, also if the kernel has published meanwhile.
+#[test]
+fn a_refusal_has_its_reason_until_the_queue_is_completed() {
+    let mut fake = fake();
+    let mut pool = fake.pool();
+    let mut packet = || Packet::new(pool.alloc().unwrap().freeze_range(0..60));
+    for _ in 0..3 {
+        (0..16).for_each(|_| fake.tx().send(packet()).unwrap());
+        fake.tx().flush();
+        assert_eq!(fake.sent.available(16), Ok(16));
+        (0..16).for_each(|n| fake.complete(fake.sent.peek(n).addr));
+        assert_eq!(fake.tx().complete(), 16);
+        let refused = fake.tx().send(packet()).unwrap_err();
+        assert_eq!(fake.tx().sendable(&refused), Sendable::Later);
+        (0..16).for_each(|_| assert!(fake.take_sent().is_some()));
+        assert_eq!(fake.tx().sendable(&refused), Sendable::Later, "this is why it was refused");
+        assert_eq!((fake.tx().complete(), fake.tx().sendable(&refused)), (0, Sendable::Now));
+    }
+    assert_eq!(fake.tx().stats().full, 3);
+}
+
 /// Descriptors that do not complete are counted as late, once. They are counted again when they
 /// complete.
 #[test]

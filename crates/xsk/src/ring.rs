@@ -226,14 +226,6 @@ impl<E: RingEntry> Producer<E> {
         self.ring.size() - self.next.wrapping_sub(self.consumed)
     }
 
-    /// Reads the consumer's index, and returns the number of free places. Does not change the
-    /// result of the last check.
-    pub(crate) fn seems_free(&self) -> u32 {
-        // Relaxed: the result is an estimate, and writing checks again.
-        let used = self.next.wrapping_sub(self.ring.consumer().load(Ordering::Relaxed));
-        self.ring.size().saturating_sub(used)
-    }
-
     #[inline(never)]
     fn load_consumer(&mut self) -> Result<u32, Fault> {
         // Acquire: the consumer has read the contents of the places.

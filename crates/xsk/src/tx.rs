@@ -369,7 +369,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
         match self.descriptors(packet).or_else(Unsendable::copied) {
             Err(_) => Sendable::Never,
-            Ok(descriptors) if self.limit - self.out.total() >= descriptors && self.tx.seems_free() >= descriptors => {
+            Ok(descriptors) if self.limit - self.out.total() >= descriptors && self.tx.known_free() >= descriptors => {
                 Sendable::Now
             }
             Ok(_) => Sendable::Later,
@@ -398,7 +398,12 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
             return 0;
         }
         let mut done = 0;
-        let outcome = self.reap(&mut done);
+        // What `sendable` knows of the ring. The kernel may complete descriptors before it publishes
+        // that it has consumed them, so that its index can be behind the completions.
+        let outcome = self.reap(&mut done).and_then(|()| {
+            let most = self.max_descriptors.min(self.limit - self.out.total());
+            self.tx.free(most)
+        });
         if done > 0 {
             self.stats.completed += u64::from(done);
             self.waiting = None;
@@ -410,7 +415,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
         match outcome {
             Err(fault) => self.stop(fault),
-            Ok(()) => {
+            Ok(_) => {
                 if done == 0 && self.out.total() > 0 {
                     self.wait_for_completions();
                 }

@@ -181,7 +181,7 @@ impl<M: Mapped> Egress<M> {
         &mut self,
         tx: &mut T,
         mut packet: Packet<M>,
-        send: impl FnMut(&mut T, Packet<M>) -> Result<R, Packet<M>>,
+        send: impl FnOnce(&mut T, Packet<M>) -> Result<R, Packet<M>>,
     ) -> Result<Option<R>, Packet<M>> {
         let lacks = matches!(packet.meta.checksum, Checksum::Partial { .. }) && !tx.supports(packet.meta);
         // The headers are in a separate page, so no page is needed.
@@ -247,14 +247,9 @@ impl<M: Mapped> Egress<M> {
         &mut self,
         tx: &mut T,
         packet: Packet<M>,
-        mut send: impl FnMut(&mut T, Packet<M>) -> Result<R, Packet<M>>,
+        send: impl FnOnce(&mut T, Packet<M>) -> Result<R, Packet<M>>,
     ) -> Result<Option<R>, Packet<M>> {
-        let sent = match send(tx, packet) {
-            // The device has made room since, or the packet cannot be mapped.
-            Err(packet) if tx.sendable(&packet) == Sendable::Now => send(tx, packet),
-            sent => sent,
-        };
-        match sent {
+        match send(tx, packet) {
             Ok(sent) => {
                 self.stats.sent += 1;
                 Ok(Some(sent))

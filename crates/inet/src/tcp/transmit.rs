@@ -53,7 +53,7 @@ impl<C: Carrier> Connection<C> {
     #[cfg(feature = "stack")]
     #[inline]
     pub(crate) fn only_user_is_next(&self) -> bool {
-        self.state == State::Established && self.stall.is_none() && self.is_quiet()
+        self.state == State::Established && self.is_quiet()
     }
 
     /// Whether nothing can be sent now, whatever the output accepts: most segments are followed by

@@ -11,6 +11,7 @@ mod handles;
 mod kernel_peer;
 mod model;
 mod page_waits;
+mod processing;
 mod queues;
 #[cfg(feature = "quinn")]
 mod quinn;

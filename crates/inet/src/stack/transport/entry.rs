@@ -113,14 +113,11 @@ impl<P: Payload> ConnectionEntry<P> {
     }
 
     /// Whether processing it can wait for the next poll, in which its user has read what has
-    /// arrived. True once for what has arrived in a poll.
+    /// arrived. True once for what has arrived in a poll. Not if a writer waits, which is woken
+    /// when its pages are released.
     #[inline]
     pub(crate) fn can_wait(&mut self) -> bool {
-        mem::take(&mut self.only_arrived)
-            && self.connected
-            && self.write.is_none()
-            && !self.in_ring_queue
-            && self.connection.only_user_is_next()
+        mem::take(&mut self.only_arrived) && self.write.is_none() && self.connection.only_user_is_next()
     }
 
     /// Frees the memory of the connection's lists if it has been idle for long enough. Returns

@@ -117,7 +117,7 @@ pub struct MemTx {
     /// Whether the queue accepts frames at all, and whether it copies them.
     pub accepts: bool,
     pub copies: bool,
-    /// So many packets are refused next, as if the ring had no room until then.
+    /// So many packets are refused next, as if they could not be mapped for the device.
     pub refusals: usize,
     /// The slots for headers, if the queue has any, and which of them are free.
     pub slots: Option<HeaderSlots>,

@@ -21,77 +21,75 @@ fn post<F: DriverFormat>(queue: &mut DriverQueue<F, u8>, n: u16) -> Vec<u16> {
     slots
 }
 
-/// Of a batch, a part was read. The queue is not armed, and the device cannot take the rest back.
-#[test]
-fn a_batch_that_was_read_in_part() {
+/// Runs `f` with a queue of each ring, whose device has used all 200 posted buffers as one batch.
+/// `f` also gets their slots, and a function by which the device uses others from the first on.
+fn with_batch(f: impl Fn(Negotiated, AnyDriverQueue<u8>, &[u16], &dyn Fn(&[u16]))) {
     for negotiated in rings() {
         with_long_ring(negotiated, |ring, uses| {
             let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
-            with_queue!(&mut queue, queue => {
-                let slots = post(queue, 200);
-                uses(&slots);
-                assert_eq!(queue.pending(), Ok(LOOK));
-                let mut taken: Vec<_> = (0..LOOK).map(|_| queue.take().unwrap().0).collect();
-                assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
-                // In a split ring this moves the index back.
-                uses(&slots[..usize::from(LOOK)]);
-                while let Ok(n @ 1..) = queue.pending() {
-                    (0..n).for_each(|_| taken.push(queue.take().unwrap().0));
-                }
-                assert_eq!(taken, slots, "{negotiated:?}");
-                assert_eq!(queue.pending().is_err(), !negotiated.packed(), "{negotiated:?}");
-            });
+            let slots = with_queue!(&mut queue, queue => post(queue, 200));
+            uses(&slots);
+            f(negotiated, queue, &slots, uses);
         });
     }
+}
+
+/// Of a batch, a part was read. The queue is not armed, and the device cannot take the rest back.
+#[test]
+fn a_batch_that_was_read_in_part() {
+    with_batch(|negotiated, mut queue, slots, uses| {
+        with_queue!(&mut queue, queue => {
+            assert_eq!(queue.pending(), Ok(LOOK));
+            let mut taken: Vec<_> = (0..LOOK).map(|_| queue.take().unwrap().0).collect();
+            assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
+            // In a split ring this moves the index back.
+            uses(&slots[..usize::from(LOOK)]);
+            while let Ok(n @ 1..) = queue.pending() {
+                (0..n).for_each(|_| taken.push(queue.take().unwrap().0));
+            }
+            assert_eq!(taken, slots, "{negotiated:?}");
+            assert_eq!(queue.pending().is_err(), !negotiated.packed(), "{negotiated:?}");
+        });
+    });
 }
 
 /// The same for a batch that is taken in runs.
 #[test]
 fn a_batch_that_was_taken_in_part() {
-    for negotiated in rings() {
-        with_long_ring(negotiated, |ring, uses| {
-            let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
-            with_queue!(&mut queue, queue => {
-                let slots = post(queue, 200);
-                uses(&slots);
-                let mut taken = Vec::new();
-                let run = queue.take_run(|slot, _| taken.push(slot));
-                assert_eq!((run.buffers, run.more, taken.len()), (RUN.into(), true, RUN.into()), "{negotiated:?}");
-                assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
-                // In a split ring this moves the index back.
-                uses(&slots[..usize::from(RUN)]);
-                while queue.take_run(|slot, _| taken.push(slot)).buffers > 0 {}
-                // An index behind what was taken is a fault.
-                let (most, outcome) = match negotiated.packed() {
-                    true => (200, Ok(0)),
-                    false => (2 * RUN, Err(DeviceFault::IndexJump { by: u16::MAX - RUN + 1, posted: 72 })),
-                };
-                assert_eq!((taken, queue.pending()), (slots[..most.into()].to_vec(), outcome), "{negotiated:?}");
-            });
+    with_batch(|negotiated, mut queue, slots, uses| {
+        with_queue!(&mut queue, queue => {
+            let mut taken = Vec::new();
+            let run = queue.take_run(|slot, _| taken.push(slot));
+            assert_eq!((run.buffers, run.more, taken.len()), (RUN.into(), true, RUN.into()), "{negotiated:?}");
+            assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
+            // In a split ring this moves the index back.
+            uses(&slots[..usize::from(RUN)]);
+            while queue.take_run(|slot, _| taken.push(slot)).buffers > 0 {}
+            // An index behind what was taken is a fault.
+            let (most, outcome) = match negotiated.packed() {
+                true => (200, Ok(0)),
+                false => (2 * RUN, Err(DeviceFault::IndexJump { by: u16::MAX - RUN + 1, posted: 72 })),
+            };
+            assert_eq!((&taken[..], queue.pending()), (&slots[..most.into()], outcome), "{negotiated:?}");
         });
-    }
+    });
 }
 
 /// The rest of a batch that was taken in part does not count in the ring that replaces its own.
 #[test]
 fn a_batch_ends_with_its_ring() {
-    for negotiated in rings() {
+    with_batch(|negotiated, queue, _, _| {
         let next = Memory::new();
-        with_long_ring(negotiated, |ring, uses| {
-            let mut queue = AnyDriverQueue::<u8>::new(ring, negotiated, None);
-            with_queue!(&mut queue, queue => {
-                let slots = post(queue, 200);
-                uses(&slots);
-                assert_eq!(queue.take_run(|_, _| {}).buffers, RUN.into(), "{negotiated:?}");
-            });
-            queue.replace(next.ring(negotiated), None);
-            with_queue!(&mut queue, queue => {
-                post(queue, 3);
-                assert_eq!(queue.take_run(|_, _| panic!("nothing was used")).buffers, 0, "{negotiated:?}");
-                assert_eq!((queue.pending(), queue.arm()), (Ok(0), Armed::Waits), "{negotiated:?}");
-            });
+        // Dropped before the memory of its ring.
+        let mut queue = queue;
+        with_queue!(&mut queue, queue => assert_eq!(queue.take_run(|_, _| {}).buffers, RUN.into(), "{negotiated:?}"));
+        queue.replace(next.ring(negotiated), None);
+        with_queue!(&mut queue, queue => {
+            post(queue, 3);
+            assert_eq!(queue.take_run(|_, _| panic!("nothing was used")).buffers, 0, "{negotiated:?}");
+            assert_eq!((queue.pending(), queue.arm()), (Ok(0), Armed::Waits), "{negotiated:?}");
         });
-    }
+    });
 }
 
 /// A batch goes around the end of the slots: two runs. Behind it are batches of one buffer, which

@@ -125,6 +125,9 @@ impl<T: Chunk> Queue<T> {
     /// The number of the `len` bytes from `from` on that are in chunks which fit into one
     /// transmission.
     pub(super) fn fit(&mut self, from: Seq, len: u32) -> u32 {
+        if !T::MIXED && self.entries.len() <= MAX_CHUNKS {
+            return len;
+        }
         let first = self.find(from);
         let mut last = first + MAX_CHUNKS - 1;
         if T::MIXED {
@@ -142,6 +145,9 @@ impl<T: Chunk> Queue<T> {
 
     /// Whether a write ended at `at`, and no more payload was announced.
     pub(super) fn is_pushed_at(&mut self, at: Seq) -> bool {
+        if at == self.end {
+            return self.entries.back().is_some_and(|entry| entry.push);
+        }
         let last = self.find(at - 1);
         self.entries.get(last).is_some_and(|entry| entry.push && entry.end() == at)
     }

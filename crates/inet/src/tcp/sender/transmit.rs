@@ -91,6 +91,7 @@ impl<C: Carrier> Sender<C> {
         unsent > 0 && self.quota() > 0 && self.window_end().distance(self.nxt) < unsent.min(self.segment_size()) as i32
     }
 
+    #[inline]
     fn transmission(&self, seq: Seq, len: u32, kind: TransmissionKind) -> Transmission {
         Transmission {
             seq,

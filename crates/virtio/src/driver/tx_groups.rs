@@ -89,12 +89,12 @@ impl<M: PeerMemory> TxPath<M> {
         queue: &mut Queue<F, M>,
         mut done: impl FnMut(u16),
     ) -> Result<usize, DeviceFault> {
-        // Most polls find nothing, which costs a load.
-        if queue.is_read() {
-            return Ok(0);
-        }
         let mut reaped = 0;
         loop {
+            // Most polls find nothing, or one run with nothing behind it.
+            if queue.is_read() {
+                return Ok(reaped);
+            }
             if !self.mappings.has_mapped() {
                 let run = self.reap_run(queue, &mut done);
                 reaped += run.buffers;

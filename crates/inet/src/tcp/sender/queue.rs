@@ -236,6 +236,9 @@ mod tests {
         let mut queue = queue(&[10, 7, 100]);
         assert!(queue.is_pushed_at(Seq(5)) && !queue.is_pushed_at(Seq(4)));
         assert!(!queue.is_pushed_at(Seq(12)), "more was announced");
+        assert!(queue.is_pushed_at(queue.end()));
+        let mut announced = self::queue(&[10, 7]);
+        assert!(!announced.is_pushed_at(announced.end()), "more was announced");
     }
 
     #[test]
@@ -243,6 +246,10 @@ mod tests {
         let mut queue = queue(&[1; 40]);
         assert_eq!(queue.fit(Seq(u32::MAX - 4), 40), 16);
         assert_eq!(queue.fit(Seq(30), 5), 5);
+        for (chunks, fit) in [(16, 16), (17, 16)] {
+            let mut queue = self::queue(&vec![1; chunks]);
+            assert_eq!(queue.fit(Seq(u32::MAX - 4), chunks as u32), fit);
+        }
     }
 
     /// Payload of two kinds. In a frame, the first kind must be before the second.

@@ -209,6 +209,22 @@ impl<C: Carrier> Sender<C> {
             self.usage.note(true, self.scoreboard.unacked(), self.una, self.nxt);
             return None;
         }
+        if unsent > size || unsent > room || fin || !self.scoreboard.is_empty() {
+            return self.next_of_several(at, unsent, room, offload);
+        }
+        // A message that is one segment, with nothing in flight: pacing and both windows admit it.
+        let waits = !released && !self.may_send_small(self.nxt + unsent, unsent % size);
+        let len = if waits { 0 } else { self.fit(self.nxt, unsent, size) };
+        let message = (len > 0).then(|| self.new_data(len, size, TransmissionKind::New));
+        debug_assert_eq!(message, self.next_of_several(at, unsent, room, offload));
+        message
+    }
+
+    /// As much new data as pacing and both windows admit.
+    fn next_of_several(&mut self, at: u64, unsent: u32, room: u32, offload: usize) -> Option<Transmission> {
+        let (size, quota) = (self.segment_size(), self.quota().max(u32::from(unsent == 0)));
+        let fin = self.fin && !self.is_fin_sent();
+        let released = self.probe == Some(Probe::Window);
         let rate = self.pace();
         if rate.is_some() && !self.scoreboard.is_empty() && self.pacing.must_wait(at, self.initial_window()) {
             return None;

@@ -128,7 +128,7 @@ impl<C: Carrier> Connection<C> {
             // Most messages are one segment, and nothing is to be chosen behind it.
             if self.sender.is_quiet() {
                 debug_assert!(self.sender.poll_transmit(now, self.offload(out)).is_none(), "a quiet sender sends");
-                self.sender.rest(now);
+                self.sender.rest_behind(now);
                 break;
             }
         }

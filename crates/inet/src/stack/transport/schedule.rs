@@ -302,6 +302,7 @@ impl Schedule {
     }
 
     /// Removes the oldest connection in TIME-WAIT from the list, if there are more than `limit`.
+    #[inline]
     pub(crate) fn pop_time_wait(&mut self, limit: usize) -> Option<ConnectionId> {
         if self.time_wait.len() > limit { self.time_wait.pop_front() } else { None }
     }

@@ -58,6 +58,7 @@ impl Wheel {
     }
 
     /// When timer `n` fires, if it is set.
+    #[inline]
     pub(crate) fn get(&self, n: u32) -> Option<Time> {
         self.timers.get(n as usize).filter(|timer| timer.place != IDLE).map(|timer| Time::from_micros(timer.at))
     }

@@ -71,6 +71,7 @@ impl<T: Chunk> Queue<T> {
     ///
     /// Many small writes into one page are joined to one chunk, because a frame has room for few
     /// chunks, and each chunk costs a reference count.
+    #[inline]
     pub(super) fn push(&mut self, chunk: T, push: bool) {
         if chunk.is_empty() {
             return;
@@ -114,6 +115,7 @@ impl<T: Chunk> Queue<T> {
     }
 
     /// The index of the entry that contains the byte `at`, which must be queued.
+    #[inline]
     fn find(&mut self, at: Seq) -> usize {
         let is_there = |entry: &Entry<T>| entry.start <= at && at < entry.end();
         let near = [self.hint, self.hint + 1];
@@ -124,6 +126,7 @@ impl<T: Chunk> Queue<T> {
 
     /// The number of the `len` bytes from `from` on that are in chunks which fit into one
     /// transmission.
+    #[inline]
     pub(super) fn fit(&mut self, from: Seq, len: u32) -> u32 {
         if !T::MIXED && self.entries.len() <= MAX_CHUNKS {
             return len;
@@ -144,6 +147,7 @@ impl<T: Chunk> Queue<T> {
     }
 
     /// Whether a write ended at `at`, and no more payload was announced.
+    #[inline]
     pub(super) fn is_pushed_at(&mut self, at: Seq) -> bool {
         if at == self.end {
             return self.entries.back().is_some_and(|entry| entry.push);
@@ -153,6 +157,7 @@ impl<T: Chunk> Queue<T> {
     }
 
     /// The entry that is exactly the `len` bytes from `from` on, if there is one.
+    #[inline]
     pub(super) fn find_whole(&mut self, from: Seq, len: u32) -> Option<usize> {
         let n = self.find(from);
         self.entries.get(n).is_some_and(|entry| entry.start == from && entry.chunk.len() == len as usize).then_some(n)

@@ -59,6 +59,12 @@ impl<C: Carrier> Sender<C> {
     /// quiet](Self::is_quiet).
     pub(in crate::tcp) fn rest(&mut self, now: Time) {
         self.posted.settle();
+        self.rest_behind(now);
+    }
+
+    /// The same directly behind a transmission, before which the posted ones were settled.
+    #[inline]
+    pub(in crate::tcp) fn rest_behind(&mut self, now: Time) {
         self.waits_for_ring = false;
         self.pacing.clear();
         self.clocks.note(now.micros(), self.is_busy(), false);

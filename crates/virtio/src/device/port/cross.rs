@@ -66,8 +66,8 @@ pub struct Cross {
 #[derive(Debug)]
 struct Cable {
     ends: Mutex<[CableEnd; 2]>,
-    /// For each end, whether [`refill`](Cross::refill) has something to do: there are frames for
-    /// it, its flags `waits` or `sleeps` are set, or the other end is blocked.
+    /// For each end, whether [`refill`](Cross::refill) has something to do: its flags `waits` or
+    /// `sleeps` are set. The other end is blocked only by frames that wait for this one.
     news: [AtomicBool; 2],
     /// The flag `waits` of each end.
     waits: [AtomicBool; 2],
@@ -84,7 +84,7 @@ impl Cable {
     fn publish(&self, ends: &[CableEnd; 2], end: usize) {
         let CableEnd { waits, sleeps, .. } = ends[end];
         self.waits[end].store(waits, Ordering::Release);
-        self.news[end].store(waits || sleeps || ends[1 - end].blocked, Ordering::Release);
+        self.news[end].store(waits || sleeps, Ordering::Release);
     }
 
     /// Publishes that the pair of an end has changed, with the mutex held.
@@ -230,10 +230,9 @@ impl Port for Cross {
     }
 
     fn arm_room(&mut self) -> bool {
-        let (mut ends, other) = (self.cable.lock(), 1 - self.end);
-        let room = ends[other].room();
+        let mut ends = self.cable.lock();
+        let room = ends[1 - self.end].room();
         ends[self.end].blocked = !room;
-        self.cable.publish(&ends, other);
         room
     }
 

@@ -93,7 +93,9 @@ impl<P: Payload> Core<P> {
         Control { resources, tx }.poll_neighbors();
         mailbox.set_awaits_hop(tcp.schedule.waits_for_hops());
         tx.flush();
-        Process { tcp, resources, tx }.wake_writers();
+        if resources.pages.is_awaited() {
+            Process { tcp, resources, tx }.wake_writers();
+        }
         work + completed
     }
 

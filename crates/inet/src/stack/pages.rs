@@ -128,10 +128,16 @@ impl SendPages {
         if self.free() > 0 { self.waiting.pop_front() } else { None }
     }
 
-    /// How many connections can get a page now.
+    /// Whether connections wait for a page, or waited at the last poll: [`ready`](Self::ready) and
+    /// [`set_retry`](Self::set_retry) would do nothing otherwise.
     #[inline]
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.waiting.is_empty() || self.retry.is_some()
+    }
+
+    /// How many connections can get a page now.
     pub(crate) fn ready(&self) -> usize {
-        if self.waiting.is_empty() { 0 } else { self.waiting.len().min(self.free() as usize) }
+        self.waiting.len().min(self.free() as usize)
     }
 
     /// Decides when those that still wait try again. They need no timer if all pages are counted

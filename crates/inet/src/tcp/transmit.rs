@@ -125,6 +125,12 @@ impl<C: Carrier> Connection<C> {
             self.sender.handle_sent(&sent, accepted.ticket, now);
             self.note_sent(&header, edge, sent.len > 0);
             self.sent_plain_syn |= next.syn && !flags.is_ecn_setup();
+            // Most messages are one segment, and nothing is to be chosen behind it.
+            if self.sender.is_quiet() {
+                debug_assert!(self.sender.poll_transmit(now, self.offload(out)).is_none(), "a quiet sender sends");
+                self.sender.rest_behind(now);
+                break;
+            }
         }
         if self.state != State::SynSent && (self.acks.is_due() || self.receiver.update_is_due()) {
             self.send_ack(now, out)?;

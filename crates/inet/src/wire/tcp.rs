@@ -34,6 +34,9 @@ mod kind {
     pub(super) const TIMESTAMPS: u8 = 8;
 }
 
+/// The usual headers: those of almost all segments of a connection.
+mod usual;
+
 /// Timestamps, padded in front to a multiple of 4.
 const PADDED_TIMESTAMPS: [u8; 4] = [kind::NOP, kind::NOP, kind::TIMESTAMPS, 10];
 
@@ -150,7 +153,16 @@ pub fn tcp_header_len(options: &Options) -> usize {
 /// # Errors
 ///
 /// [`EmitError`]. Bytes of `out` may have been written.
+#[inline]
 pub fn emit_tcp(out: &mut [u8], outer: &Outer, flow: &Flow, header: &Header, body: Body) -> Result<Emitted, EmitError> {
+    match usual::emit(out, outer, flow, header, body) {
+        Some(emitted) => Ok(emitted),
+        None => emit_any(out, outer, flow, header, body),
+    }
+}
+
+/// The same for headers of any form.
+fn emit_any(out: &mut [u8], outer: &Outer, flow: &Flow, header: &Header, body: Body) -> Result<Emitted, EmitError> {
     let len = tcp_header_len(&header.options);
     let at = outer.emit(flow.local.ip(), flow.remote.ip(), protocol::TCP, len + body.len, out)?;
     let tcp = out.get_mut(at..at + len).ok_or(EmitError::NoRoom)?;

@@ -33,6 +33,10 @@ pub(super) fn command(
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     each!(q, q => {
+        // Nearly all passes find no command.
+        if !q.refresh()? {
+            return Ok(());
+        }
         let result = answer(q, memory, set_pairs, features, config, tally);
         q.publish();
         result
@@ -48,7 +52,6 @@ fn answer<S: DeviceFormat>(
     tally: &mut Tally,
 ) -> Result<(), DriverFault> {
     let mut memory = q.view(memory);
-    q.refresh()?;
     let mut budget = Budget::of(COMMANDS, tally);
     while budget.lasts(tally) {
         let mut buffers = Vec::new();

@@ -71,10 +71,10 @@ const LENGTHS: std::ops::RangeInclusive<usize> = VnetHdr::LEN + MIN_TX..=MAX_WIR
 /// memory.
 const PIECES: usize = 48;
 
-/// Copies frames of `q` into the buffers of the pair at the other end of `port`, for the
-/// [budget](Budget) of a pass. The first frame that cannot be copied so is left in its ring.
-/// Returns `None` if the pass over the ring is over: frames were copied, or there are none. If not,
-/// the next frame goes through the port, with the rest of the budget.
+/// Copies the frames of `q`, of which there is one at least, into the buffers of the pair at the
+/// other end of `port`, for the [budget](Budget) of a pass. The first frame that cannot be copied
+/// so is left in its ring. Returns `None` if the pass over the ring is over, because frames were
+/// copied. If not, the next frame goes through the port, with the rest of the budget.
 ///
 /// # Errors
 ///
@@ -90,22 +90,18 @@ pub(super) fn transmit<P: Port>(
 ) -> Result<Option<Budget>, DriverFault> {
     let mut budget = Budget::new(tally);
     let Some(peer) = port.peer().filter(|_| accessible(q, memory)) else { return Ok(Some(budget)) };
-    // A frame that comes later is one for the next pass, and must not miss the direct copy.
-    if !q.refresh()? {
-        return Ok(None);
-    }
     let Some(mut pair) = peer.try_receiver() else { return Ok(Some(budget)) };
     if port.waits() {
         return Ok(Some(budget));
     }
-    let Pair { rings: [ring, _], memory: to_memory, features, .. } = &mut *pair;
+    let Pair { rings: [ring, _], memory: to_memory, received: accepted, .. } = &mut *pair;
     let Ring { queue: Some(to), call, .. } = &mut *ring else { return Ok(Some(budget)) };
     if !accessible(to, to_memory) {
         return Ok(Some(budget));
     }
     let (before, faults, mut received) = (tally.tx_frames, sigbus::faults(), Tally::default());
     let Scratch { buffers: list, posted, .. } = scratch;
-    let checks = Checks { sent: offloads, received: features.received() };
+    let checks = Checks { sent: offloads, received: *accepted };
     let tallies = (&mut *tally, &mut received);
     let (sender, receiver) = each!(q, from => each!(to, to => {
         let memories = (from.view(memory), to.view(to_memory));

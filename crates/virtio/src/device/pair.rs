@@ -300,8 +300,9 @@ pub(super) struct Pair {
     pub(super) memory: Arc<MemoryTable>,
     /// The features that the driver accepted.
     pub(super) features: Negotiated,
-    /// The offloads that a frame from the driver may use.
+    /// The offloads that a frame from the driver may use, and those that a frame to it may use.
     pub(super) offloads: Offloads,
+    pub(super) received: Offloads,
     /// A guest that has moved to this host, and that the pair's port must announce.
     pub(super) announce: Option<[u8; 6]>,
     /// Counts the front ends that have left.
@@ -350,7 +351,8 @@ impl Pair {
     }
 
     pub(super) fn set_features(&mut self, features: Negotiated) {
-        (self.features, self.offloads, self.changed) = (features, features.sent(), true);
+        (self.features, self.changed) = (features, true);
+        (self.offloads, self.received) = (features.sent(), features.received());
     }
 
     /// Sets the log of the running rings.

@@ -220,6 +220,23 @@ impl<P: Port> OffloadingPort<'_, P> {
     }
 }
 
+impl<P: Port> OffloadingPort<'_, P> {
+    /// The next frame that the driver accepts. Frames that cannot be made into such ones are
+    /// dropped.
+    fn deliverable(&mut self) -> Option<&[u8]> {
+        for _ in 0..MAX_DROPPED {
+            if self.software.rx.left > 0 {
+                return Some(&self.software.rx.wire);
+            }
+            if !self.port.peek().is_some_and(|wire| lacks(self.received, wire, wire.len())) {
+                return self.port.peek();
+            }
+            self.load();
+        }
+        None
+    }
+}
+
 impl<P: Port> Port for OffloadingPort<'_, P> {
     const WANTS_BYTES: bool = P::WANTS_BYTES;
     const FEATURES: u64 = P::FEATURES;
@@ -233,16 +250,11 @@ impl<P: Port> Port for OffloadingPort<'_, P> {
         if P::FEATURES & feature::GUEST_OFFLOADS == 0 {
             return self.port.peek();
         }
-        for _ in 0..MAX_DROPPED {
-            if self.software.rx.left > 0 {
-                return Some(&self.software.rx.wire);
-            }
-            if !self.port.peek().is_some_and(|wire| lacks(self.received, wire, wire.len())) {
-                return self.port.peek();
-            }
-            self.load();
+        // Most passes find no frame.
+        if self.software.rx.left == 0 && self.port.peek().is_none() {
+            return None;
         }
-        None
+        self.deliverable()
     }
 
     #[inline]

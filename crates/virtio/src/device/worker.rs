@@ -137,8 +137,7 @@ impl<P: Port> Worker<P> {
             }
             *rings_run |= pair.runs();
             let deliver = pair.enabled(0) && !shared.unused(n, pair.features);
-            let received = pair.features.received();
-            let mut port = state.software.port(port, received);
+            let mut port = state.software.port(port, pair.received);
             let direct = shared.copies_directly();
             let before = tally.of_pair();
             let mut pass = Pass { scratch, direct, stats: &shared.stats, tally: &mut tally };
@@ -253,9 +252,12 @@ impl Pass<'_> {
             receive.finish(memory, first, result, stats, tally);
         }
         if let Some(q) = &mut transmit.queue {
-            let direct = match accepts.filter(|_| self.direct) {
-                Some(offloads) => direct::transmit(q, memory, port, offloads, scratch, tally),
-                None => Ok(Some(Budget::new(tally))),
+            // A frame that comes later is one for the next pass, and must not miss the direct copy.
+            let direct = match (q.refresh(), accepts.filter(|_| self.direct)) {
+                (Ok(false), _) => Ok(None),
+                (Ok(true), Some(offloads)) => direct::transmit(q, memory, port, offloads, scratch, tally),
+                (Ok(true), None) => Ok(Some(Budget::new(tally))),
+                (Err(e), _) => Err(e),
             };
             // After frames that were copied directly, the next one waits for the next pass,
             // whatever its form: a pass is bounded by one budget.

@@ -410,14 +410,24 @@ impl<M: Mapped> Datagrams<M> {
         resources.wake_driver();
     }
 
+    /// Whether no datagram waits to be sent, and no socket waits to send one.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.ready.is_empty() && self.outbox.is_empty() && self.writers.is_empty() && self.starved.is_empty()
+    }
+
     /// Sends datagrams that wait. `completed`: transmissions that the device has completed in this
     /// poll. Returns how many left the outbox.
+    #[inline]
     pub(crate) fn poll_transmit<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
         tx: &mut T,
         completed: usize,
     ) -> usize {
+        if self.is_quiet() {
+            return 0;
+        }
         let mut sent = 0;
         loop {
             let Some((packet, to_self)) = self.ready.pop_front() else {

@@ -35,9 +35,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
     /// for the next poll.
     pub(crate) fn poll(&mut self, completed: usize) -> usize {
         let Tcp { connections, schedule, .. } = &mut *self.tcp;
-        schedule.handle_timeout(connections, self.resources.now);
-        schedule.relieve_some(connections);
-        schedule.enqueue_woken(connections);
+        schedule.enqueue_others(connections, self.resources.now);
         let mut work = 0;
         if completed > 0 && self.tcp.schedule.waits_for_ring() {
             work += self.drain_ring_queue();

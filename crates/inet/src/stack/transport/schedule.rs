@@ -113,6 +113,7 @@ impl Schedule {
     }
 
     /// The next connection that is due. It may have been removed.
+    #[inline]
     pub(crate) fn pop_due(&mut self) -> Option<ConnectionId> {
         self.due.pop_front()
     }
@@ -151,8 +152,23 @@ impl Schedule {
         }
     }
 
+    /// Enqueues the connections that are due without a segment or a call: their timers fire, pages
+    /// were returned, or they were woken. Cost, if there are none: three comparisons.
+    #[inline]
+    pub(crate) fn enqueue_others<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
+        if !self.wheel.rests_until(now) {
+            self.handle_timeout(connections, now);
+        }
+        if self.to_relieve > 0 {
+            self.relieve_some(connections);
+        }
+        if connections.has_woken() {
+            self.enqueue_woken(connections);
+        }
+    }
+
     /// Fires the timers that are due: their connections are enqueued.
-    pub(crate) fn handle_timeout<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
+    fn handle_timeout<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
         let mut fired = mem::take(&mut self.fired);
         self.wheel.advance(now, &mut fired);
         for place in fired.drain(..) {
@@ -165,7 +181,7 @@ impl Schedule {
 
     /// Enqueues the connections that were woken, so that they become idle again when nothing
     /// happens.
-    pub(crate) fn enqueue_woken<P: Payload>(&mut self, connections: &mut Connections<P>) {
+    fn enqueue_woken<P: Payload>(&mut self, connections: &mut Connections<P>) {
         while let Some(id) = connections.pop_woken() {
             self.enqueue_by_id(connections, id);
         }
@@ -264,7 +280,7 @@ impl Schedule {
 
     /// Enqueues some of the connections for which pages were returned. Those that are idle are
     /// woken, which costs an allocation for each: they may have a larger window to announce.
-    pub(crate) fn relieve_some<P: Payload>(&mut self, connections: &mut Connections<P>) {
+    fn relieve_some<P: Payload>(&mut self, connections: &mut Connections<P>) {
         for _ in 0..self.to_relieve.min(MOST_RELIEVED) {
             self.to_relieve -= 1;
             let Some(id) = self.buffer_limited.pop_front() else { break };
@@ -278,6 +294,7 @@ impl Schedule {
     // ---- TIME-WAIT
 
     /// Notes a connection that has entered TIME-WAIT.
+    #[inline]
     pub(crate) fn note_time_wait<P: Payload>(&mut self, id: ConnectionId, entry: &mut ConnectionEntry<P>) {
         if entry.connection.state() == State::TimeWait && !mem::replace(&mut entry.in_time_wait, true) {
             self.time_wait.push_back(id);
@@ -285,6 +302,7 @@ impl Schedule {
     }
 
     /// Removes the oldest connection in TIME-WAIT from the list, if there are more than `limit`.
+    #[inline]
     pub(crate) fn pop_time_wait(&mut self, limit: usize) -> Option<ConnectionId> {
         if self.time_wait.len() > limit { self.time_wait.pop_front() } else { None }
     }

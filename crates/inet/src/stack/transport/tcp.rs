@@ -48,6 +48,7 @@ impl<P: Payload> Tcp<P> {
     }
 
     /// The user has called a connection's socket: the connection is processed in the next poll.
+    #[inline]
     pub(crate) fn touch(&mut self, resources: &mut Resources<P>, id: ConnectionId) {
         self.enqueue(id);
         resources.wake_driver();

@@ -32,6 +32,7 @@ pub(super) struct Rate {
 impl Rate {
     /// The rate for a window, of which `out` segments are not acknowledged, and a smoothed
     /// round-trip time, of which `least` is the path's own. `None` if the connection is not paced.
+    #[inline]
     pub(super) fn of(window: &Window, out: u32, rtt: u64, least: u64) -> Option<Self> {
         if least < LEAST_RTT {
             return None;

@@ -68,6 +68,7 @@ impl PathSize {
     }
 
     /// Bytes of payload of a segment.
+    #[inline]
     pub(super) fn size(&self) -> u32 {
         self.size.min(self.peer) - self.options
     }

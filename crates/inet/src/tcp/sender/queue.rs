@@ -71,6 +71,7 @@ impl<T: Chunk> Queue<T> {
     ///
     /// Many small writes into one page are joined to one chunk, because a frame has room for few
     /// chunks, and each chunk costs a reference count.
+    #[inline]
     pub(super) fn push(&mut self, chunk: T, push: bool) {
         if chunk.is_empty() {
             return;
@@ -114,6 +115,7 @@ impl<T: Chunk> Queue<T> {
     }
 
     /// The index of the entry that contains the byte `at`, which must be queued.
+    #[inline]
     fn find(&mut self, at: Seq) -> usize {
         let is_there = |entry: &Entry<T>| entry.start <= at && at < entry.end();
         let near = [self.hint, self.hint + 1];
@@ -124,7 +126,11 @@ impl<T: Chunk> Queue<T> {
 
     /// The number of the `len` bytes from `from` on that are in chunks which fit into one
     /// transmission.
+    #[inline]
     pub(super) fn fit(&mut self, from: Seq, len: u32) -> u32 {
+        if !T::MIXED && self.entries.len() <= MAX_CHUNKS {
+            return len;
+        }
         let first = self.find(from);
         let mut last = first + MAX_CHUNKS - 1;
         if T::MIXED {
@@ -141,12 +147,17 @@ impl<T: Chunk> Queue<T> {
     }
 
     /// Whether a write ended at `at`, and no more payload was announced.
+    #[inline]
     pub(super) fn is_pushed_at(&mut self, at: Seq) -> bool {
+        if at == self.end {
+            return self.entries.back().is_some_and(|entry| entry.push);
+        }
         let last = self.find(at - 1);
         self.entries.get(last).is_some_and(|entry| entry.push && entry.end() == at)
     }
 
     /// The entry that is exactly the `len` bytes from `from` on, if there is one.
+    #[inline]
     pub(super) fn find_whole(&mut self, from: Seq, len: u32) -> Option<usize> {
         let n = self.find(from);
         self.entries.get(n).is_some_and(|entry| entry.start == from && entry.chunk.len() == len as usize).then_some(n)
@@ -230,6 +241,9 @@ mod tests {
         let mut queue = queue(&[10, 7, 100]);
         assert!(queue.is_pushed_at(Seq(5)) && !queue.is_pushed_at(Seq(4)));
         assert!(!queue.is_pushed_at(Seq(12)), "more was announced");
+        assert!(queue.is_pushed_at(queue.end()));
+        let mut announced = self::queue(&[10, 7]);
+        assert!(!announced.is_pushed_at(announced.end()), "more was announced");
     }
 
     #[test]
@@ -237,6 +251,10 @@ mod tests {
         let mut queue = queue(&[1; 40]);
         assert_eq!(queue.fit(Seq(u32::MAX - 4), 40), 16);
         assert_eq!(queue.fit(Seq(30), 5), 5);
+        for (chunks, fit) in [(16, 16), (17, 16)] {
+            let mut queue = self::queue(&vec![1; chunks]);
+            assert_eq!(queue.fit(Seq(u32::MAX - 4), chunks as u32), fit);
+        }
     }
 
     /// Payload of two kinds. In a frame, the first kind must be before the second.

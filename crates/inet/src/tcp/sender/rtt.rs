@@ -79,6 +79,7 @@ impl Rtt {
     }
 
     /// The timeout after `backoff` timeouts in a row: it is doubled `backoff` times.
+    #[inline]
     pub(super) fn timeout(&self, backoff: u32) -> u64 {
         self.rto.checked_shl(backoff.min(30)).map_or(self.ceiling, |rto| rto.min(self.ceiling))
     }

@@ -48,6 +48,7 @@ impl Range {
     }
 
     /// The number of segments.
+    #[inline]
     pub(super) fn segments(&self) -> u32 {
         self.len().div_ceil(self.size.max(1))
     }
@@ -258,6 +259,7 @@ impl Scoreboard {
     }
 
     /// The first range that is lost and not sent again.
+    #[inline]
     pub(super) fn next_lost(&mut self) -> Option<usize> {
         if self.lost <= self.retransmitted {
             return None;

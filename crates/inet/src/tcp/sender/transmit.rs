@@ -59,6 +59,12 @@ impl<C: Carrier> Sender<C> {
     /// quiet](Self::is_quiet).
     pub(in crate::tcp) fn rest(&mut self, now: Time) {
         self.posted.settle();
+        self.rest_behind(now);
+    }
+
+    /// The same directly behind a transmission, before which the posted ones were settled.
+    #[inline]
+    pub(in crate::tcp) fn rest_behind(&mut self, now: Time) {
         self.waits_for_ring = false;
         self.pacing.clear();
         self.clocks.note(now.micros(), self.is_busy(), false);
@@ -91,6 +97,7 @@ impl<C: Carrier> Sender<C> {
         unsent > 0 && self.quota() > 0 && self.window_end().distance(self.nxt) < unsent.min(self.segment_size()) as i32
     }
 
+    #[inline]
     fn transmission(&self, seq: Seq, len: u32, kind: TransmissionKind) -> Transmission {
         Transmission {
             seq,
@@ -208,6 +215,22 @@ impl<C: Carrier> Sender<C> {
             self.usage.note(true, self.scoreboard.unacked(), self.una, self.nxt);
             return None;
         }
+        if unsent > size || unsent > room || fin || !self.scoreboard.is_empty() {
+            return self.next_of_several(at, unsent, room, offload);
+        }
+        // A message that is one segment, with nothing in flight: pacing and both windows admit it.
+        let waits = !released && !self.may_send_small(self.nxt + unsent, unsent % size);
+        let len = if waits { 0 } else { self.fit(self.nxt, unsent, size) };
+        let message = (len > 0).then(|| self.new_data(len, size, TransmissionKind::New));
+        debug_assert_eq!(message, self.next_of_several(at, unsent, room, offload));
+        message
+    }
+
+    /// As much new data as pacing and both windows admit.
+    fn next_of_several(&mut self, at: u64, unsent: u32, room: u32, offload: usize) -> Option<Transmission> {
+        let (size, quota) = (self.segment_size(), self.quota().max(u32::from(unsent == 0)));
+        let fin = self.fin && !self.is_fin_sent();
+        let released = self.probe == Some(Probe::Window);
         let rate = self.pace();
         if rate.is_some() && !self.scoreboard.is_empty() && self.pacing.must_wait(at, self.initial_window()) {
             return None;

@@ -18,7 +18,15 @@
 //! other's worker. The sending thread removes the store from the cable, has the frame copied to its
 //! place, and puts the store back ([`Port::send_with`]). Meanwhile the receiving end finds no
 //! store, and delivers nothing. If its thread goes to sleep, the store's return wakes it.
+//!
+//! # What a pass reads without the mutex
+//!
+//! Most passes find nothing in the cable. [`Cable`] has what they read instead of locking it:
+//! `news` of an end, `waits` of the other one, and the number of `changes`. All are stored with the
+//! mutex held. A pass that reads an old value delivers a frame, or learns of a peer, in a later
+//! pass. Before a thread sleeps, [`Port::arm`] locks the mutex in any case.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::interface::{MAX_WIRE, Port};
@@ -42,13 +50,47 @@ const BYTES: usize = 8 * MAX_WIRE;
 /// ([`Linked`](super::Linked)): that end is not woken.
 #[derive(Debug)]
 pub struct Cross {
-    cable: Arc<Mutex<[CableEnd; 2]>>,
+    cable: Arc<Cable>,
     /// The number of this end.
     end: usize,
     /// Frames that this end delivers next.
     frames: Store,
     /// The pair at the other end, as of the last pass.
     peer: Option<PairHandle>,
+    /// Whether this end was served in the last pass, and the number of changes of the cable then.
+    /// `None` before the first pass as a port of its pair.
+    noted: Option<(bool, u64)>,
+}
+
+/// What the two ends share.
+#[derive(Debug)]
+struct Cable {
+    ends: Mutex<[CableEnd; 2]>,
+    /// For each end, whether [`refill`](Cross::refill) has something to do: its flags `waits` or
+    /// `sleeps` are set. The other end is blocked only by frames that wait for this one.
+    news: [AtomicBool; 2],
+    /// The flag `waits` of each end.
+    waits: [AtomicBool; 2],
+    /// Counts the changes of the pairs of both ends.
+    changes: AtomicU64,
+}
+
+impl Cable {
+    fn lock(&self) -> MutexGuard<'_, [CableEnd; 2]> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Publishes what an end's next pass reads, with the mutex held.
+    fn publish(&self, ends: &[CableEnd; 2], end: usize) {
+        let CableEnd { waits, sleeps, .. } = ends[end];
+        self.waits[end].store(waits, Ordering::Release);
+        self.news[end].store(waits || sleeps, Ordering::Release);
+    }
+
+    /// Publishes that the pair of an end has changed, with the mutex held.
+    fn publish_pair(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
 }
 
 /// One end, as the other one sees it.
@@ -126,26 +168,40 @@ impl Cross {
     /// The two ends.
     #[must_use]
     pub fn cable() -> [Self; 2] {
-        let cable = Arc::new(Mutex::new([(); 2].map(|()| CableEnd::new())));
+        let ends = Mutex::new([(); 2].map(|()| CableEnd::new()));
+        let (news, waits, changes) = Default::default();
+        let cable = Arc::new(Cable { ends, news, waits, changes });
         let frames = || Store::new(FRAMES, BYTES);
-        [0, 1].map(|end| Self { cable: Arc::clone(&cable), end, frames: frames(), peer: None })
-    }
-
-    fn ends(&self) -> MutexGuard<'_, [CableEnd; 2]> {
-        self.cable.lock().unwrap_or_else(PoisonError::into_inner)
+        [0, 1].map(|end| Self { cable: Arc::clone(&cable), end, frames: frames(), peer: None, noted: None })
     }
 
     /// Exchanges the empty store of this end for the one of the cable. `sleeps`: the thread is
     /// about to sleep unless there is a frame.
     fn refill(&mut self, sleeps: bool) {
-        let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
-        let this = &mut cable[self.end];
+        let mut ends = self.cable.lock();
+        let this = &mut ends[self.end];
         if let Some(frames) = &mut this.frames {
             std::mem::swap(&mut self.frames, frames);
         }
         this.waits = self.frames.front().is_some();
         this.sleeps = sleeps && !this.waits;
-        cable[1 - self.end].wake_blocked();
+        ends[1 - self.end].wake_blocked();
+        self.cable.publish(&ends, self.end);
+    }
+}
+
+impl Cross {
+    /// Notes whether this end is served, and the pair at the other end after so many changes.
+    #[cold]
+    fn note(&mut self, now: (bool, u64)) {
+        let mut ends = self.cable.lock();
+        ends[self.end].served = now.0;
+        let other = &mut ends[1 - self.end];
+        if !now.0 {
+            other.wake_blocked();
+        }
+        self.peer.clone_from(&other.pair);
+        self.noted = Some(now);
     }
 }
 
@@ -154,8 +210,12 @@ impl Port for Cross {
     const FEATURES: u64 = ALL_OFFLOADS;
     const STORES: bool = true;
 
+    #[inline]
     fn peek(&mut self) -> Option<&[u8]> {
         if self.frames.front().is_none() {
+            if !self.cable.news[self.end].load(Ordering::Acquire) {
+                return None;
+            }
             self.refill(false);
         }
         self.frames.front()
@@ -166,13 +226,13 @@ impl Port for Cross {
     }
 
     fn room(&self) -> bool {
-        self.ends()[1 - self.end].room()
+        self.cable.lock()[1 - self.end].room()
     }
 
     fn arm_room(&mut self) -> bool {
-        let mut cable = self.ends();
-        let room = cable[1 - self.end].room();
-        cable[self.end].blocked = !room;
+        let mut ends = self.cable.lock();
+        let room = ends[1 - self.end].room();
+        ends[self.end].blocked = !room;
         room
     }
 
@@ -184,7 +244,8 @@ impl Port for Cross {
     }
 
     fn send_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
-        let Some(mut frames) = self.ends()[1 - self.end].remove_store(len) else { return false };
+        let other = 1 - self.end;
+        let Some(mut frames) = self.cable.lock()[other].remove_store(len) else { return false };
         let before = frames.len();
         let filled = frames.push(len).is_some_and(|place| {
             let filled = fill(place);
@@ -194,7 +255,9 @@ impl Port for Cross {
         if !filled && frames.len() > before {
             frames.cancel();
         }
-        self.ends()[1 - self.end].return_store(frames, before);
+        let mut ends = self.cable.lock();
+        ends[other].return_store(frames, before);
+        self.cable.publish(&ends, other);
         filled
     }
 
@@ -202,33 +265,35 @@ impl Port for Cross {
         self.peer.as_ref()
     }
 
+    /// Only this end's thread adds frames, so it sees its own.
+    #[inline]
     fn waits(&self) -> bool {
-        self.ends()[1 - self.end].waits
+        self.cable.waits[1 - self.end].load(Ordering::Acquire)
     }
 
     fn attach(&mut self, pair: Option<PairHandle>) {
-        self.ends()[self.end].pair = pair;
-        self.peer = None;
+        let mut ends = self.cable.lock();
+        ends[self.end].pair = pair;
+        self.cable.publish_pair();
+        drop(ends);
+        (self.peer, self.noted) = (None, None);
     }
 
+    #[inline]
     fn served(&mut self, served: bool) {
-        let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
-        cable[self.end].served = served;
-        let other = &mut cable[1 - self.end];
-        if !served {
-            other.wake_blocked();
-        }
-        if self.peer != other.pair {
-            self.peer.clone_from(&other.pair);
+        let now = (served, self.cable.changes.load(Ordering::Acquire));
+        if self.noted != Some(now) {
+            self.note(now);
         }
     }
 
     fn drop_waiting(&mut self) -> u64 {
-        let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
-        let this = &mut cable[self.end];
+        let mut ends = self.cable.lock();
+        let this = &mut ends[self.end];
         this.waits = false;
         let dropped = self.frames.clear() + this.clear();
-        cable[1 - self.end].wake_blocked();
+        ends[1 - self.end].wake_blocked();
+        self.cable.publish(&ends, self.end);
         dropped
     }
 
@@ -242,10 +307,11 @@ impl Port for Cross {
 
 impl Drop for Cross {
     fn drop(&mut self) {
-        let mut cable = self.ends();
-        let this = &mut cable[self.end];
+        let mut ends = self.cable.lock();
+        let this = &mut ends[self.end];
         (this.pair, this.served) = (None, false);
-        cable[1 - self.end].wake_blocked();
+        ends[1 - self.end].wake_blocked();
+        self.cable.publish_pair();
     }
 }
 
@@ -289,10 +355,10 @@ mod tests {
         send(&mut a, 1, true, || {});
         let cable = Arc::clone(&a.cable);
         send(&mut a, 2, true, || {
-            assert!(cable.try_lock().is_ok(), "the mutex is held");
+            assert!(cable.ends.try_lock().is_ok(), "the mutex is held");
             assert!(b.peek().is_none() && !b.arm());
         });
-        assert!(!cable.lock().unwrap()[1].sleeps, "the sleeper was woken");
+        assert!(!cable.lock()[1].sleeps, "the sleeper was woken");
         send(&mut a, 3, false, || assert!(!b.arm() || b.peek().is_some()));
         assert!(a.waits());
         assert_eq!(delivered(&mut b), [1, 2]);
@@ -306,5 +372,46 @@ mod tests {
         send(&mut a, 7, true, || {});
         send(&mut a, 8, false, || assert_eq!(b.drop_waiting(), 1));
         assert!(!a.waits() && b.peek().is_none());
+    }
+
+    /// A pass that finds no news leaves the mutex alone. So each thing that it has to do with the
+    /// mutex must be published: a frame, a sleep that is over, room for the other end.
+    #[test]
+    fn what_a_pass_has_to_do_is_published() {
+        let [mut a, mut b] = Cross::cable();
+        let cable = Arc::clone(&a.cable);
+        let news = |end: usize| cable.news[end].load(Ordering::Relaxed);
+        b.served(true);
+        assert!(b.peek().is_none() && !news(0) && !news(1));
+
+        assert!(!b.arm() && news(1));
+        assert!(b.peek().is_none() && !news(1) && !cable.lock()[1].sleeps, "it works again");
+
+        send(&mut a, 1, true, || {});
+        assert!(a.waits() && news(1) && !news(0));
+        assert_eq!(delivered(&mut b), [1]);
+        assert!(!a.waits() && !news(1));
+
+        while a.room() {
+            send(&mut a, 2, true, || {});
+        }
+        assert!(!a.arm_room() && cable.lock()[0].blocked);
+        assert!(b.peek().is_some(), "the frames of the cable are those of this end now");
+        assert!(a.room() && !cable.lock()[0].blocked, "there is room");
+        b.frames.clear();
+        assert!(b.peek().is_none() && !news(1));
+
+        // Blocked by frames that are removed before the end's next pass.
+        while a.room() {
+            send(&mut a, 3, true, || {});
+        }
+        assert!(!a.arm_room());
+        assert!(b.drop_waiting() > 0);
+        assert!(a.room() && !cable.lock()[0].blocked && !a.waits());
+        b.served(false);
+        assert!(!a.send(&frame(4)), "nothing is sent to an end that is not served");
+        b.served(true);
+        assert!(a.send(&frame(5)));
+        assert_eq!(delivered(&mut b), [5]);
     }
 }

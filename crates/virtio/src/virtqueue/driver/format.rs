@@ -145,6 +145,9 @@ pub(crate) trait DriverFormat: Sized {
     /// more than were posted, a split ring returns none, and a packed ring at most `posted`.
     fn used_ids(&self, posted: u16, most: u16) -> impl Iterator<Item = u32>;
 
+    /// Whether there is a used entry that was not read. Nothing of it is checked.
+    fn has_used(&self) -> bool;
+
     /// The place of the next used entry in the ring.
     fn used_place(&self) -> u16;
 

@@ -351,6 +351,11 @@ impl DriverFormat for Packed {
     }
 
     #[inline(always)]
+    fn has_used(&self) -> bool {
+        self.ring.used_from(self.used).used_desc().is_some()
+    }
+
+    #[inline(always)]
     fn used_place(&self) -> u16 {
         self.used.offset()
     }

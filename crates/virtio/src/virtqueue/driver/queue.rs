@@ -191,6 +191,14 @@ impl<F: DriverFormat, B> DriverQueue<F, B> {
         self.format.publish();
     }
 
+    /// Whether there is nothing for [`take_run`](Self::take_run) and [`pending`](Self::pending): no
+    /// buffer that was read from the ring and not taken, no used entry behind it, and no fault.
+    #[inline(always)]
+    pub(crate) fn is_read(&self) -> bool {
+        let in_batch = self.order.as_ref().is_some_and(|order| order.batch > 0);
+        self.found.len() == 0 && self.fault.is_none() && !in_batch && !self.format.has_used()
+    }
+
     /// How many buffers the device has used and [`take`](Self::take) has not given back; at most
     /// [`LOOK`]. A fault is reported after the buffers before it were taken.
     #[inline(always)]

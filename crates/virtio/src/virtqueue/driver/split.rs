@@ -351,6 +351,11 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn has_used(&self) -> bool {
+        self.ring.used_idx() != self.next_used
+    }
+
+    #[inline(always)]
     fn used_place(&self) -> u16 {
         self.next_used & (self.size() - 1)
     }

@@ -64,6 +64,7 @@ fn a_batch_that_was_taken_in_part() {
             assert_eq!(queue.arm(), Armed::Work, "{negotiated:?}");
             // In a split ring this moves the index back.
             uses(&slots[..usize::from(RUN)]);
+            assert!(!queue.is_read(), "{negotiated:?}: the rest of the batch");
             while queue.take_run(|slot, _| taken.push(slot)).buffers > 0 {}
             // An index behind what was taken is a fault.
             let (most, outcome) = match negotiated.packed() {
@@ -71,6 +72,7 @@ fn a_batch_that_was_taken_in_part() {
                 false => (2 * RUN, Err(DeviceFault::IndexJump { by: u16::MAX - RUN + 1, posted: 72 })),
             };
             assert_eq!((&taken[..], queue.pending()), (&slots[..most.into()], outcome), "{negotiated:?}");
+            assert_eq!(queue.is_read(), negotiated.packed(), "{negotiated:?}");
         });
     });
 }

@@ -29,6 +29,7 @@ fn read(format: &mut impl DriverFormat, ready: u16, at: (u16, u16), more: bool) 
     // Not more than the ring's size at a time.
     [turn * SIZE, place].into_iter().for_each(|n| format.consume(n));
     assert_eq!(format.used_place(), place);
+    assert_eq!(format.has_used(), ready > 0, "{ready} at {at:?}");
     for posted in 0..=SIZE {
         for most in 0..=SIZE {
             let claimed = if more {

@@ -40,9 +40,12 @@ const BYTES: usize = 8 * MAX_WIRE;
 ///
 /// Different threads may serve the two pairs, unless an end is wrapped by another port
 /// ([`Linked`](super::Linked)): that end is not woken.
+///
+/// Ends have no cache line in common, and neither do cables: each is written in every pass.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Cross {
-    cable: Arc<Mutex<[CableEnd; 2]>>,
+    cable: Arc<Cable>,
     /// The number of this end.
     end: usize,
     /// Frames that this end delivers next.
@@ -50,6 +53,11 @@ pub struct Cross {
     /// The pair at the other end, as of the last pass.
     peer: Option<PairHandle>,
 }
+
+/// What the two ends share.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Cable(Mutex<[CableEnd; 2]>);
 
 /// One end, as the other one sees it.
 #[derive(Debug)]
@@ -126,19 +134,19 @@ impl Cross {
     /// The two ends.
     #[must_use]
     pub fn cable() -> [Self; 2] {
-        let cable = Arc::new(Mutex::new([(); 2].map(|()| CableEnd::new())));
+        let cable = Arc::new(Cable(Mutex::new([(); 2].map(|()| CableEnd::new()))));
         let frames = || Store::new(FRAMES, BYTES);
         [0, 1].map(|end| Self { cable: Arc::clone(&cable), end, frames: frames(), peer: None })
     }
 
     fn ends(&self) -> MutexGuard<'_, [CableEnd; 2]> {
-        self.cable.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cable.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Exchanges the empty store of this end for the one of the cable. `sleeps`: the thread is
     /// about to sleep unless there is a frame.
     fn refill(&mut self, sleeps: bool) {
-        let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cable = self.cable.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = &mut cable[self.end];
         if let Some(frames) = &mut this.frames {
             std::mem::swap(&mut self.frames, frames);
@@ -212,7 +220,7 @@ impl Port for Cross {
     }
 
     fn served(&mut self, served: bool) {
-        let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cable = self.cable.0.lock().unwrap_or_else(PoisonError::into_inner);
         cable[self.end].served = served;
         let other = &mut cable[1 - self.end];
         if !served {
@@ -224,7 +232,7 @@ impl Port for Cross {
     }
 
     fn drop_waiting(&mut self) -> u64 {
-        let mut cable = self.cable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cable = self.cable.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = &mut cable[self.end];
         this.waits = false;
         let dropped = self.frames.clear() + this.clear();
@@ -289,10 +297,10 @@ mod tests {
         send(&mut a, 1, true, || {});
         let cable = Arc::clone(&a.cable);
         send(&mut a, 2, true, || {
-            assert!(cable.try_lock().is_ok(), "the mutex is held");
+            assert!(cable.0.try_lock().is_ok(), "the mutex is held");
             assert!(b.peek().is_none() && !b.arm());
         });
-        assert!(!cable.lock().unwrap()[1].sleeps, "the sleeper was woken");
+        assert!(!cable.0.lock().unwrap()[1].sleeps, "the sleeper was woken");
         send(&mut a, 3, false, || assert!(!b.arm() || b.peek().is_some()));
         assert!(a.waits());
         assert_eq!(delivered(&mut b), [1, 2]);

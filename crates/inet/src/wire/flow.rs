@@ -13,8 +13,8 @@ pub struct Flow {
 }
 
 /// Hashes addresses and ports, in two calls for IPv4 and three for IPv6. The derived hash has
-/// eight calls, because it adds the lengths of arrays and the numbers of variants. A keyed hash
-/// costs as much for a call as for its bytes.
+/// eight calls, because it adds the lengths of arrays and the numbers of variants. Each call of a
+/// keyed hasher has a cost of its own, which is that of several bytes.
 impl Hash for Flow {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {

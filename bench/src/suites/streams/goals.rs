@@ -20,7 +20,7 @@ const REQUEST: &str = "A connection is processed twice for a request, when its s
 const SMALL: &str = "Profiled: 24 % are the device, 26 % notifications and sleeps, 9 % the application. Without any cost of stack and driver 0.35 would be left \
                      (docs/notes/streams.md).";
 /// Why a gigabyte of segments of 64 KB does.
-const LARGE: &str = "Profiled: the device's one copy and the application are 47 %, which is 0.44 of the kernel's time; half of that are its two copies. Without any \
+const LARGE: &str = "Profiled: the device's one copy and the application are 47 %, or 0.44 of the kernel's time; half of the kernel's is its two copies. Without any \
                      cost of stack and driver 0.75 would be left (docs/notes/streams.md).";
 /// Why throughput with checksum offload is less than four times the kernel's when threads sleep.
 const SLEEPS: &str = "Profiled: three threads share two CPUs, so CPU time decides. The stack, the driver and joining are 36 % of it: without their cost it would be \

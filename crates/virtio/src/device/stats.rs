@@ -128,9 +128,14 @@ pub struct Stats {
     pub memory_unsealed: AtomicU64,
     drops: [AtomicU64; DropReason::NAMES.len()],
     queue_errors: [AtomicU64; DriverFault::NAMES.len()],
-    /// Only the thread that has a pair's lock writes its counters, without a read-modify-write.
-    pairs: Box<[[AtomicU64; OF_PAIR.len()]]>,
+    pairs: Box<[OfPair]>,
 }
+
+/// The counters of a pair. Only the thread that has the pair's lock writes them, without a
+/// read-modify-write. Those of different pairs have no cache line in common.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct OfPair([AtomicU64; OF_PAIR.len()]);
 
 /// What is counted for each queue pair, too.
 const OF_PAIR: [&str; 5] = ["rx_frames", "rx_bytes", "tx_frames", "tx_bytes", "dropped"];
@@ -146,17 +151,22 @@ impl Stats {
     /// For each queue pair, its part of `rx_frames`, `rx_bytes`, `tx_frames`, `tx_bytes`, and of
     /// all [drops](Self::drops) that a pass of the pair has counted, by name.
     pub fn pairs(&self) -> impl ExactSizeIterator<Item = [(&'static str, u64); 5]> {
-        self.pairs.iter().map(|pair| std::array::from_fn(|n| (OF_PAIR[n], pair[n].load(Relaxed))))
+        self.pairs.iter().map(|pair| std::array::from_fn(|n| (OF_PAIR[n], pair.0[n].load(Relaxed))))
     }
 
     /// Adds what a pass over a pair counted since `before`. The caller has the pair's lock.
     pub(super) fn add_pair(&self, pair: usize, t: &Tally, before: PairTally) {
-        let Some(counters) = self.pairs.get(pair) else { return };
+        let Some(OfPair(counters)) = self.pairs.get(pair) else { return };
         for ((counter, now), before) in counters.iter().zip(t.of_pair()).zip(before) {
             if now != before {
                 counter.store(counter.load(Relaxed).wrapping_add(now - before), Relaxed);
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_pairs(&self) -> &[OfPair] {
+        &self.pairs
     }
 
     /// Every counter that is a field, by its name.

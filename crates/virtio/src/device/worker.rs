@@ -30,7 +30,10 @@ const IDLE: u64 = 64;
 ///
 /// A worker waits for no other worker, and for no message: a pair that the control side is changing
 /// is left out of a pass.
+///
+/// Workers have no cache line in common, wherever they are stored: each is written in every pass.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Worker<P> {
     pub(super) shared: Arc<Shared>,
     /// The wakers of all workers.
@@ -192,8 +195,9 @@ impl<P: Port> Worker<P> {
 }
 
 /// What was reported to a port about the front end, and the offloads that the device does in
-/// software for it.
+/// software for it. States of different workers have no cache line in common.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(super) struct PortState {
     features: Negotiated,
     departures: u64,
@@ -300,6 +304,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::device::port::Cross;
     use crate::device::{NetDevice, Options};
 
     /// Counts the passes over its pair.
@@ -322,6 +327,31 @@ mod tests {
         fn served(&mut self, _: bool) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// The cache lines of a value, in pairs, because the CPU also fetches the line beside.
+    fn lines<T>(value: &T) -> std::ops::Range<usize> {
+        let from = std::ptr::from_ref(value).addr();
+        from / 128..(from + size_of::<T>()).div_ceil(128)
+    }
+
+    /// What two workers write in each pass is not in one cache line: not the workers, their ports,
+    /// the states of these, or the counters of their pairs.
+    #[test]
+    fn workers_have_no_line_in_common() {
+        let mut ends = Cross::cable().into_iter().chain(Cross::cable());
+        let options = Options { max_pairs: 4, ..Options::default() };
+        let device = NetDevice::new(options, |_| Ok(ends.next().unwrap())).unwrap();
+        let stats = device.stats();
+        let workers = device.workers(2).unwrap();
+        let mut all: Vec<_> = workers.iter().map(lines).collect();
+        for worker in &workers {
+            all.extend(worker.ports.iter().map(lines).chain(worker.states.iter().map(lines)));
+        }
+        all.extend(stats.of_pairs().iter().map(lines));
+        all.sort_by_key(|lines| lines.start);
+        assert_eq!(all.len(), 2 + 4 + 4 + 4);
+        assert!(all.is_sorted_by(|one, next| one.end <= next.start), "{all:?}");
     }
 
     /// While a message changes one pair, the thread that serves it continues with the others.

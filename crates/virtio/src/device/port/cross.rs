@@ -48,7 +48,10 @@ const BYTES: usize = 8 * MAX_WIRE;
 ///
 /// Different threads may serve the two pairs, unless an end is wrapped by another port
 /// ([`Linked`](super::Linked)): that end is not woken.
+///
+/// Ends have no cache line in common, and neither do cables: each is written in every pass.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Cross {
     cable: Arc<Cable>,
     /// The number of this end.
@@ -64,6 +67,7 @@ pub struct Cross {
 
 /// What the two ends share.
 #[derive(Debug)]
+#[repr(align(128))]
 struct Cable {
     ends: Mutex<[CableEnd; 2]>,
     /// For each end, whether [`refill`](Cross::refill) has something to do: its flags `waits` or

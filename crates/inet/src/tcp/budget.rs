@@ -32,6 +32,13 @@ pub(crate) fn share(free: u32, used: u32, limit: u32) -> u32 {
     u32::try_from(without * without / (2 * limit)).unwrap_or(u32::MAX).max(1)
 }
 
+/// Whether `used` is less than the [`share`] of a holder of as many, without a division.
+#[inline]
+fn is_below_share(free: u32, used: u32, limit: u32) -> bool {
+    let [free, used, limit] = [free, used, limit.max(1)].map(u128::from);
+    used == 0 || (free + used) * (free + used) >= 2 * limit * (used + 1)
+}
+
 /// One of so many of a queue's buffers is kept for connections that have none.
 const KEPT: u32 = 16;
 
@@ -117,9 +124,15 @@ impl Budget {
         self.room(2)
     }
 
-    /// Whether one more buffer can be counted.
+    /// Whether one more buffer can be counted. The same as `self.room(1) > 0`, without a division.
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
-        self.room(1) > 0
+        let (limit, shared) = (self.0.limit, self.0.charged.sum());
+        let used = shared.wrapping_add(self.0.detached.load(Ordering::SeqCst));
+        let Some(parent) = &self.0.parent else { return used < limit };
+        let kept = parent.0.limit.div_ceil(KEPT);
+        let free = parent.room(1).saturating_sub(kept);
+        used < limit && free > 0 && is_below_share(free, shared, parent.0.limit - kept)
     }
 
     /// Whether the queue has no buffer for this budget, whatever its share is, but those that are

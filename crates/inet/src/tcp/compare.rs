@@ -7,6 +7,7 @@
 //! | call | short way | when |
 //! | --- | --- | --- |
 //! | [`Connection::handle_segment`] | window and payload | the next bytes, and nothing is missing |
+//! | the same | and the round trip of one range | all that was sent is acknowledged, too |
 //! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent to any output |
 
 use std::fmt::{self, Write};

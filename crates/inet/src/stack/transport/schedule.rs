@@ -152,9 +152,17 @@ impl Schedule {
     }
 
     /// Fires the timers that are due: their connections are enqueued.
+    #[inline]
     pub(crate) fn handle_timeout<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
+        self.wheel.advance(now, &mut self.fired);
+        if !self.fired.is_empty() {
+            self.enqueue_fired(connections);
+        }
+    }
+
+    #[cold]
+    fn enqueue_fired<P: Payload>(&mut self, connections: &mut Connections<P>) {
         let mut fired = mem::take(&mut self.fired);
-        self.wheel.advance(now, &mut fired);
         for place in fired.drain(..) {
             if let Some(id) = connections.at(place) {
                 self.enqueue_by_id(connections, id);
@@ -165,6 +173,7 @@ impl Schedule {
 
     /// Enqueues the connections that were woken, so that they become idle again when nothing
     /// happens.
+    #[inline]
     pub(crate) fn enqueue_woken<P: Payload>(&mut self, connections: &mut Connections<P>) {
         while let Some(id) = connections.pop_woken() {
             self.enqueue_by_id(connections, id);
@@ -264,7 +273,15 @@ impl Schedule {
 
     /// Enqueues some of the connections for which pages were returned. Those that are idle are
     /// woken, which costs an allocation for each: they may have a larger window to announce.
+    #[inline]
     pub(crate) fn relieve_some<P: Payload>(&mut self, connections: &mut Connections<P>) {
+        if self.to_relieve > 0 {
+            self.relieve(connections);
+        }
+    }
+
+    #[cold]
+    fn relieve<P: Payload>(&mut self, connections: &mut Connections<P>) {
         for _ in 0..self.to_relieve.min(MOST_RELIEVED) {
             self.to_relieve -= 1;
             let Some(id) = self.buffer_limited.pop_front() else { break };

@@ -106,6 +106,23 @@ impl Scoreboard {
         self.ranges.is_empty()
     }
 
+    /// Whether there is one range, which was sent once and is not marked.
+    #[inline]
+    pub(super) fn is_one_original(&self) -> bool {
+        let front = self.ranges.front().filter(|_| self.ranges.len() == 1);
+        front.is_some_and(|range| !(range.ever_retransmitted || range.lost || range.sacked))
+    }
+
+    /// Removes the range, if it is [one that was sent once](Self::is_one_original). The numbers
+    /// before `to` are acknowledged.
+    #[inline]
+    pub(super) fn pop_all(&mut self, to: Seq) -> Option<Range> {
+        let range = self.ranges.pop_front()?;
+        self.unacked = 0;
+        self.first_lost = self.first_lost.max(to);
+        Some(range)
+    }
+
     pub(super) fn front(&self) -> Option<&Range> {
         self.ranges.front()
     }

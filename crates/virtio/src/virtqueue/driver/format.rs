@@ -128,6 +128,9 @@ pub(crate) trait DriverFormat: Sized {
     /// read before.
     fn used(&self, found: u16, posted: u16) -> Result<Self::Used<'_>, DeviceFault>;
 
+    /// Whether the next used entry is there. It is not read.
+    fn has_used(&self) -> bool;
+
     /// The used entries in front of this position were read.
     fn read_to(&mut self, at: Self::At);
 

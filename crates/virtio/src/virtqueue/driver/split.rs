@@ -309,6 +309,11 @@ impl DriverFormat for Split {
     }
 
     #[inline(always)]
+    fn has_used(&self) -> bool {
+        self.ring.used_idx() != self.next_used
+    }
+
+    #[inline(always)]
     fn read_to(&mut self, next: u16) {
         self.next_used = next;
     }
@@ -404,7 +409,7 @@ impl DriverFormat for Split {
             self.ring.set_avail_flags(0);
         }
         full_fence();
-        if self.ring.used_idx() == self.next_used {
+        if !self.has_used() {
             return Armed::Waits;
         }
         self.disarm();

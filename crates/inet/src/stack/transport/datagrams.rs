@@ -412,7 +412,22 @@ impl<M: Mapped> Datagrams<M> {
 
     /// Sends datagrams that wait. `completed`: transmissions that the device has completed in this
     /// poll. Returns how many left the outbox.
+    #[inline]
     pub(crate) fn poll_transmit<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
+        &mut self,
+        resources: &mut Resources<P>,
+        tx: &mut T,
+        completed: usize,
+    ) -> usize {
+        let nothing_waits = self.ready.is_empty() && self.outbox.is_empty();
+        if nothing_waits && self.writers.is_empty() && self.starved.is_empty() {
+            return 0;
+        }
+        self.transmit(resources, tx, completed)
+    }
+
+    #[inline(never)]
+    fn transmit<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
         &mut self,
         resources: &mut Resources<P>,
         tx: &mut T,

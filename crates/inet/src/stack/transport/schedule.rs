@@ -113,6 +113,7 @@ impl Schedule {
     }
 
     /// The next connection that is due. It may have been removed.
+    #[inline]
     pub(crate) fn pop_due(&mut self) -> Option<ConnectionId> {
         self.due.pop_front()
     }

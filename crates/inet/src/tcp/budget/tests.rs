@@ -64,7 +64,8 @@ fn whether_there_is_room_is_found_without_its_size() {
         one.uncharge(detached);
     }
     assert!(found.iter().all(|times| *times > 1000), "{found:?}");
-    for (free, used, limit) in [(0, 0, 0), (0, 1, 0), (u32::MAX, 0, u32::MAX), (0, u32::MAX, u32::MAX), (1 << 31, 1 << 30, 1)]
+    for (free, used, limit) in
+        [(0, 0, 0), (0, 1, 0), (u32::MAX, 0, u32::MAX), (0, u32::MAX, u32::MAX), (1 << 31, 1 << 30, 1)]
     {
         assert_eq!(is_below_share(free, used, limit), share(free, used, limit) > used, "{free} {used} {limit}");
     }

@@ -166,7 +166,13 @@ fn a_step_that_is_too_small_is_known_without_the_room() {
         let remaining = random.u32(0..=most);
         let cannot = receiver.cannot_advance(remaining);
         let step = receiver.advance_of_room(remaining);
-        assert!(!cannot || step == 0, "{step} of {remaining}, {} {} {}", receiver.capacity, receiver.queued, receiver.mss);
+        assert!(
+            !cannot || step == 0,
+            "{step} of {remaining}, {} {} {}",
+            receiver.capacity,
+            receiver.queued,
+            receiver.mss
+        );
         known[usize::from(cannot)] += 1;
     }
     assert!(known.iter().all(|times| *times > 1000), "{known:?}");

@@ -128,10 +128,15 @@ impl SendPages {
         if self.free() > 0 { self.waiting.pop_front() } else { None }
     }
 
-    /// How many connections can get a page now.
+    /// Whether a connection waits for a page, or did in the last poll.
     #[inline]
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.waiting.is_empty() || self.retry.is_some()
+    }
+
+    /// How many connections can get a page now.
     pub(crate) fn ready(&self) -> usize {
-        if self.waiting.is_empty() { 0 } else { self.waiting.len().min(self.free() as usize) }
+        self.waiting.len().min(self.free() as usize)
     }
 
     /// Decides when those that still wait try again. They need no timer if all pages are counted

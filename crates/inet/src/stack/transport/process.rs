@@ -33,6 +33,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
     /// Fires timers, and lets connections that are due send. `completed`: transmissions that the
     /// device has completed in this poll. Returns how many connections were processed, or wait
     /// for the next poll.
+    #[inline]
     pub(crate) fn poll(&mut self, completed: usize) -> usize {
         let Tcp { connections, schedule, .. } = &mut *self.tcp;
         schedule.handle_timeout(connections, self.resources.now);
@@ -217,7 +218,15 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
 
     /// Wakes the users of connections that wait for a page to write, in order, as many as there are
     /// pages.
+    #[inline]
     pub(crate) fn wake_writers(&mut self) {
+        if self.resources.pages.is_awaited() {
+            self.wake_some();
+        }
+    }
+
+    #[inline(never)]
+    fn wake_some(&mut self) {
         let Self { tcp, resources, .. } = self;
         let mut ready = resources.pages.ready();
         // Without a page in the pool, they would find none, and wait again.

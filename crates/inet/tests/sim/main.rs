@@ -492,7 +492,7 @@ fn two_connections_over_a_bad_link() {
     assert!(failed.is_empty(), "{} of {} seeds failed: {failed:?}", failed.len(), last - first + 1);
     // A seed alone need not have each of them.
     let Times { idle, predicted, expected, answers, quiet } = all;
-    let enough = [idle, predicted, expected, answers, quiet].iter().all(|times| *times > 100);
+    let enough = answers > 10 && [idle, predicted, expected, quiet].iter().all(|times| *times > 100);
     assert!(last - first < 99 || enough, "{all:?}");
 }
 

@@ -49,8 +49,8 @@ impl<T: Chunk> Receiver<T> {
     #[inline]
     pub(super) fn cannot_advance(&self, remaining: u32) -> bool {
         let most = self.capacity.saturating_sub(self.queued).saturating_sub(remaining);
-        // A step of `most` at most, after which half of what is promised and stored is more than it.
-        most == 0 || (most < self.mss.min(self.capacity / 2) && most + 1 < remaining + self.queued)
+        // Less than half of the capacity is also less than half of what is promised and stored.
+        most == 0 || most < self.mss.min(self.capacity / 2)
     }
 
     pub(super) fn advance_of_room(&self, remaining: u32) -> u32 {

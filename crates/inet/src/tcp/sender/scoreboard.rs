@@ -366,6 +366,25 @@ mod tests {
     }
 
     #[test]
+    fn one_range_that_was_sent_once_is_removed_at_once() {
+        let mut one = scoreboard(&[(0, 350)]);
+        assert!(one.is_one_original());
+        for change in [
+            (|range| range.ever_retransmitted = true) as fn(&mut Range),
+            |range| range.lost = true,
+            |range| range.sacked = true,
+        ] {
+            let mut other = scoreboard(&[(0, 350)]);
+            other.change(0, change);
+            assert!(!other.is_one_original());
+        }
+        assert!(!scoreboard(&[(0, 100), (100, 200)]).is_one_original() && !scoreboard(&[]).is_one_original());
+        assert_eq!(one.pop_all(Seq(350)).map(|range| range.end), Some(Seq(350)));
+        one.check();
+        assert_eq!((one.is_empty(), one.unacked(), one.first_lost), (true, 0, Seq(350)));
+    }
+
+    #[test]
     fn lost_ranges_come_in_order_and_once() {
         let mut scoreboard = scoreboard(&[(0, 100), (100, 200), (200, 300)]);
         scoreboard.mark_lost(2);

@@ -50,6 +50,7 @@ impl Time {
 }
 
 /// The earlier of two times, if there is one.
+#[cfg(feature = "stack")]
 #[inline]
 pub(crate) fn earlier<T: Ord>(one: Option<T>, two: Option<T>) -> Option<T> {
     match (one, two) {

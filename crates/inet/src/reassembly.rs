@@ -177,7 +177,15 @@ impl<P: Chunk> Reassembly<P> {
     }
 
     /// Drops datagrams whose time is over.
+    #[inline]
     pub fn handle_timeout(&mut self, now: Time) {
+        if !self.datagrams.is_empty() {
+            self.drop_timed_out(now);
+        }
+    }
+
+    #[cold]
+    fn drop_timed_out(&mut self, now: Time) {
         while self.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.stats.timed_out += u64::from(!self.datagrams[0].poisoned);
             self.remove(0);

@@ -18,6 +18,9 @@ impl Time {
     /// The beginning.
     pub const ZERO: Self = Self(0);
 
+    /// The last moment. A timer that ends then does not run: times are compared without a branch.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
     /// The moment `micros` microseconds after the beginning.
     #[inline]
     #[must_use]
@@ -47,6 +50,7 @@ impl Time {
 }
 
 /// The earlier of two times, if there is one.
+#[cfg(feature = "stack")]
 #[inline]
 pub(crate) fn earlier<T: Ord>(one: Option<T>, two: Option<T>) -> Option<T> {
     match (one, two) {

@@ -308,7 +308,14 @@ impl<M: Mapped> Packet<M> {
     /// # Errors
     ///
     /// [`OutOfRange`]; how much was copied is then undefined.
+    #[inline]
     pub fn copy_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange> {
+        // Headers, and small frames.
+        self.head.copy_to(offset, to).or_else(|_| self.copy_across_to(offset, to))
+    }
+
+    #[inline(never)]
+    fn copy_across_to(&self, offset: usize, to: &mut [u8]) -> Result<(), OutOfRange> {
         let short = OutOfRange { offset, len: to.len(), have: self.len() };
         copy_across(self.fragments().map(|f| (f.len(), f)), offset, to, Frag::copy_to).ok_or(short)
     }

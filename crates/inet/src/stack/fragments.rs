@@ -31,6 +31,7 @@ impl<M: Mapped> Fragments<M> {
     }
 
     /// Drops datagrams that have waited for too long.
+    #[inline]
     pub(crate) fn handle_timeout(&mut self, now: Time) {
         self.reassembly.handle_timeout(now);
     }

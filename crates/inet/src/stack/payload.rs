@@ -97,11 +97,23 @@ impl<M: Mapped> Payload for M {
     type Count = RcuRef;
 
     #[inline]
-    fn received(mut frame: Packet<M>, at: usize, len: usize) -> impl Iterator<Item = Frag<M>> {
+    fn received(frame: Packet<M>, at: usize, len: usize) -> impl Iterator<Item = Frag<M>> {
+        let mut frame = match frame.into_head() {
+            // Nearly all that were not joined.
+            Ok(mut head) => {
+                head.truncate(at + len);
+                let skipped = at.min(head.len());
+                head.advance(skipped);
+                return Pieces { first: Some(head), rest: None };
+            }
+            Err(frame) => frame,
+        };
         frame.truncate(at + len);
-        let pulled = frame.pull(at).is_ok();
+        if frame.pull(at).is_err() {
+            return Pieces { first: None, rest: None };
+        }
         let (head, rest) = frame.into_fragments();
-        std::iter::once(head).chain(rest).filter(move |frag| pulled && frag.len() > 0)
+        Pieces { first: Some(head), rest: Some(rest) }
     }
 
     #[inline]
@@ -112,6 +124,30 @@ impl<M: Mapped> Payload for M {
     #[inline]
     fn in_host(sent: &Frag<M>) -> Option<&Frag<M>> {
         Some(sent)
+    }
+}
+
+/// The pieces of a packet's payload.
+struct Pieces<M: Mapped, I> {
+    first: Option<Frag<M>>,
+    rest: Option<I>,
+}
+
+impl<M: Mapped, I: Iterator<Item = Frag<M>>> Iterator for Pieces<M, I> {
+    type Item = Frag<M>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Frag<M>> {
+        match self.first.take() {
+            Some(first) if first.len() > 0 => Some(first),
+            _ => self.rest.as_mut()?.find(|frag| frag.len() > 0),
+        }
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().1);
+        (0, rest.map(|rest| rest + usize::from(self.first.is_some())))
     }
 }
 

@@ -135,8 +135,9 @@ where
             let short = R::is_short(batch);
             let last = LastFlows::new(R::frames(batch).len());
             let mut input = Input { resources, tcp, datagrams, fragments, tx: &mut *tx, short, last };
-            for frame in R::frames(batch).drain(..) {
-                input.handle_frame(frame, Origin::Queue);
+            let frames = R::frames(batch);
+            if !frames.is_empty() {
+                frames.drain(..).for_each(|frame| input.handle_frame(frame, Origin::Queue));
             }
             if arrived.is_empty() {
                 mailbox.receive(arrived);

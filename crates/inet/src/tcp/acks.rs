@@ -52,9 +52,11 @@ impl Acks {
         Self { segments: 0, every, delay, due: None, now: false, quick, most_quick: quick, last_arrival: now }
     }
 
-    /// Notes that `segments` with payload arrived in order.
-    pub(super) fn arrived(&mut self, segments: u16, idle: Duration, now: Time) {
-        if u128::from(now.micros_since(self.last_arrival)) > idle.as_micros() {
+    /// Notes that `segments` with payload arrived in order. `idle`: after a pause of so many
+    /// microseconds, segments are acknowledged at once again.
+    #[inline]
+    pub(super) fn arrived(&mut self, segments: u16, idle: u64, now: Time) {
+        if now.micros_since(self.last_arrival) > idle {
             self.quick = self.most_quick;
         }
         self.last_arrival = now;
@@ -122,6 +124,8 @@ mod tests {
     use super::*;
 
     const DELAY: Duration = Duration::from_millis(40);
+    /// As long, in microseconds.
+    const IDLE: u64 = 40_000;
 
     fn slow() -> Acks {
         let mut acks = Acks::new(2, DELAY, QUICK, Time::ZERO);
@@ -133,20 +137,20 @@ mod tests {
     fn two_segments_share_an_acknowledgement() {
         let mut acks = slow();
         for n in 0..10 {
-            acks.arrived(1, DELAY, Time::ZERO);
+            acks.arrived(1, IDLE, Time::ZERO);
             assert_eq!(acks.is_due(), n % 2 == 1);
             if acks.is_due() {
                 acks.sent(false);
             }
         }
-        acks.arrived(2, DELAY, Time::ZERO);
+        acks.arrived(2, IDLE, Time::ZERO);
         assert!(acks.is_due(), "a merged segment counts as the segments in it");
     }
 
     #[test]
     fn one_segment_waits_for_the_delay() {
         let mut acks = slow();
-        acks.arrived(1, DELAY, Time::ZERO);
+        acks.arrived(1, IDLE, Time::ZERO);
         assert_eq!(acks.poll_timeout(), Some(Time::ZERO + DELAY));
         acks.handle_timeout(Time::from_micros(39_999));
         assert!(!acks.is_due());
@@ -160,7 +164,7 @@ mod tests {
     fn the_delay_is_half_a_second_at_most() {
         let mut acks = Acks::new(2, Duration::from_secs(3), QUICK, Time::ZERO);
         acks.set_quick(false);
-        acks.arrived(1, DELAY, Time::ZERO);
+        acks.arrived(1, IDLE, Time::ZERO);
         assert_eq!(acks.poll_timeout(), Some(Time::from_micros(500_000)));
     }
 
@@ -169,11 +173,11 @@ mod tests {
     fn without_quick_acknowledgements_the_first_segment_waits() {
         let mut acks = Acks::new(2, DELAY, 0, Time::ZERO);
         for now in [Time::ZERO, Time::from_micros(5_000_000)] {
-            acks.arrived(1, DELAY, now);
+            acks.arrived(1, IDLE, now);
             assert!(!acks.is_due() && acks.poll_timeout() == Some(now + DELAY));
             acks.sent(true);
         }
-        acks.arrived(2, DELAY, Time::from_micros(5_000_000));
+        acks.arrived(2, IDLE, Time::from_micros(5_000_000));
         assert!(acks.is_due(), "two segments");
     }
 
@@ -182,7 +186,7 @@ mod tests {
         let mut acks = Acks::new(2, DELAY, QUICK, Time::ZERO);
         let at_once = |acks: &mut Acks, now| {
             let arrive = |_: &u16| {
-                acks.arrived(1, DELAY, now);
+                acks.arrived(1, IDLE, now);
                 let due = acks.is_due();
                 acks.sent(false);
                 due

@@ -32,6 +32,13 @@ pub(crate) fn share(free: u32, used: u32, limit: u32) -> u32 {
     u32::try_from(without * without / (2 * limit)).unwrap_or(u32::MAX).max(1)
 }
 
+/// Whether `used` is less than the [`share`] of a holder of as many, without a division.
+#[inline]
+fn is_below_share(free: u32, used: u32, limit: u32) -> bool {
+    let [free, used, limit] = [free, used, limit.max(1)].map(u128::from);
+    used == 0 || (free + used) * (free + used) >= 2 * limit * (used + 1)
+}
+
 /// One of so many of a queue's buffers is kept for connections that have none.
 const KEPT: u32 = 16;
 
@@ -105,6 +112,7 @@ impl Budget {
     }
 
     /// Buffers that are counted now.
+    #[inline]
     #[must_use]
     pub fn used(&self) -> u32 {
         self.0.charged.sum().wrapping_add(self.0.detached.load(Ordering::SeqCst))
@@ -117,16 +125,31 @@ impl Budget {
         self.room(2)
     }
 
-    /// Whether one more buffer can be counted.
+    /// Whether one more buffer can be counted. The same as `self.room(1) > 0`, without a division.
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
-        self.room(1) > 0
+        let (limit, shared) = (self.0.limit, self.0.charged.sum());
+        let used = shared.wrapping_add(self.0.detached.load(Ordering::SeqCst));
+        let Some(parent) = &self.0.parent else { return used < limit };
+        let kept = parent.0.limit.div_ceil(KEPT);
+        let free = parent.left().saturating_sub(kept);
+        used < limit && free > 0 && is_below_share(free, shared, parent.0.limit - kept)
     }
 
     /// Whether the queue has no buffer for this budget, whatever its share is, but those that are
     /// kept.
     pub(super) fn is_short(&self) -> bool {
         let Some(parent) = &self.0.parent else { return !self.has_room() };
-        parent.room(1) <= parent.0.limit.div_ceil(KEPT) && self.used() < self.0.limit
+        parent.left() <= parent.0.limit.div_ceil(KEPT) && self.used() < self.0.limit
+    }
+
+    /// Buffers that can still be counted. The budget is mostly that of a queue, which has no parent.
+    #[inline]
+    fn left(&self) -> u32 {
+        match self.0.parent {
+            None => self.0.limit.saturating_sub(self.used()),
+            Some(_) => self.room(1),
+        }
     }
 
     /// Buffers that can still be counted, here and in the parent, if this budget may have the
@@ -136,7 +159,7 @@ impl Budget {
         let used = shared.wrapping_add(self.0.detached.load(Ordering::SeqCst));
         let Some(parent) = &self.0.parent else { return limit.saturating_sub(used) };
         let kept = parent.0.limit.div_ceil(KEPT);
-        let free = parent.room(1).saturating_sub(kept);
+        let free = parent.left().saturating_sub(kept);
         let share = share(free, shared, parent.0.limit - kept) / part;
         limit.saturating_sub(used).min(share.max(1).saturating_sub(shared)).min(free)
     }
@@ -152,7 +175,7 @@ impl Budget {
 
     /// Counts a first buffer, if none is counted here. It can be one of those that are kept.
     pub(super) fn try_charge_first(&self) -> Option<Charge> {
-        let is_kept = self.0.parent.as_ref().is_none_or(|parent| parent.room(1) > 0);
+        let is_kept = self.0.parent.as_ref().is_none_or(|parent| parent.left() > 0);
         (is_kept && self.used() == 0).then(|| self.charge())
     }
 

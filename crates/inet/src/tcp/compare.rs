@@ -7,6 +7,7 @@
 //! | call | short way | when |
 //! | --- | --- | --- |
 //! | [`Connection::handle_segment`] | window and payload | the next bytes, and nothing is missing |
+//! | the same | and the round trip of one range | all that was sent is acknowledged, too |
 //! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent to any output |
 
 use std::fmt::{self, Write};
@@ -148,5 +149,70 @@ where
     #[doc(hidden)]
     pub fn poll_transmit_generally(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         self.connection.transmit(false, now, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{End, Pair, Sent, stream};
+    use super::super::{Config, DeliveryError, SegmentMeta, Unreachable};
+    use crate::time::Time;
+    use std::time::Duration;
+
+    /// Has an end process a segment, and a clone of it, in the general way, if there is a short one.
+    /// Counts the segments that acknowledge nothing, and those that acknowledge all.
+    fn deliver(to: &mut End, sent: &Sent, stripped: bool, now: Time, compared: &mut [u32; 2]) {
+        let (header, meta) = (&sent.header, SegmentMeta::of(sent.len()));
+        let payload = if stripped { Vec::new() } else { sent.payload.clone() };
+        let expects = to.tcp.expects(header, meta, now);
+        let clone = expects.then(|| to.tcp.cloned(payload.len() as u32)).flatten();
+        let answers = header.ack != to.tcp.una();
+        to.tcp.handle_segment(header, payload.clone(), meta, now);
+        if let Some(mut clone) = clone {
+            clone.handle_segment_generally(header, payload, meta, now);
+            assert_eq!(to.tcp.values(), clone.values(), "{header:?}");
+            compared[usize::from(answers)] += 1;
+        }
+    }
+
+    /// Messages in both directions, of which some are lost, late, or dropped by the receiving queue.
+    #[test]
+    fn messages_have_the_same_effects_in_both_ways() {
+        let mut compared = [0; 2];
+        for seed in 0..400 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let config = Config { timestamps: random.bool(), sack: random.bool(), ..Config::default() };
+            let mut pair = Pair::connected(&config, &config);
+            let (mut link, mut sent) = (Vec::new(), 0);
+            pair.a.tcp.set_nodelay(true);
+            for _ in 0..200 {
+                let from_a = random.bool();
+                let end = if from_a { &mut pair.a } else { &mut pair.b };
+                match random.u8(0..10) {
+                    0..4 => {
+                        let len = random.usize(1..300);
+                        sent += end.tcp.send(stream(sent, len), false).map_or(0, |()| len);
+                    }
+                    4 | 5 => end.read(pair.now),
+                    6 | 7 => {
+                        let longest = 1 << random.u32(0..20);
+                        pair.now += Duration::from_micros(random.u64(0..longest));
+                    }
+                    8 => {
+                        let (what, una) = (DeliveryError::Unreachable(Unreachable::Network), end.tcp.una());
+                        end.tcp.handle_delivery_error(what, Some(una), pair.now);
+                    }
+                    _ => end.tcp.handle_timeout(pair.now),
+                }
+                let out = end.output(pair.now).into_iter().filter(|_| random.u8(0..20) > 0);
+                link.extend(out.map(|sent| (from_a, sent)));
+                while !link.is_empty() && random.u8(0..4) > 0 {
+                    let (from_a, sent) = link.remove(0);
+                    let to = if from_a { &mut pair.b } else { &mut pair.a };
+                    deliver(to, &sent, random.u8(0..30) == 0, pair.now, &mut compared);
+                }
+            }
+        }
+        assert!(compared.iter().all(|times| *times > 500), "{compared:?}");
     }
 }

@@ -5,19 +5,18 @@
 //! before anything in the segment is used, so that an attacker that does not see the connection
 //! must guess them (RFC 5961).
 
-use std::time::Duration;
-
 #[cfg(feature = "record")]
 use super::Chunk;
 use super::connection::Connection;
 use super::event::Events;
+use super::receiver::Arrival;
 use super::sender::Ack;
 use super::state::State;
 use super::{Carrier, DeliveryError, Ecn, Error, Flags, Header, SegmentMeta, Seq, reset_for};
 use crate::time::Time;
 
-/// After a pause of this length, the peer is in slow start again.
-const IDLE: Duration = Duration::from_secs(1);
+/// After a pause of this length, in microseconds, the peer is in slow start again.
+const IDLE: u64 = 1_000_000;
 
 impl<C: Carrier> Connection<C> {
     /// Processes a segment that arrived for this connection.
@@ -124,13 +123,14 @@ impl<C: Carrier> Connection<C> {
     }
 
     /// Whether a segment brings the next bytes in order, nothing is out of order or missing, and
-    /// nothing else is in it: nearly all segments of a large transfer (header prediction).
+    /// nothing else is in it (header prediction): nearly all segments of a large transfer, which
+    /// acknowledge nothing, and most requests and answers, which acknowledge what they answer.
     #[inline]
     pub(super) fn is_expected(&self, header: &Header, meta: SegmentMeta, now: Time) -> bool {
         self.state == State::Established
             && header.flags.without(Flags::PSH) == Flags::ACK
             && header.seq == self.receiver.nxt()
-            && header.ack == self.sender.una()
+            && (header.ack == self.sender.una() || self.sender.is_answered_by(header.ack))
             && header.options.sack.is_empty()
             && meta.len > 0
             && !self.closed
@@ -151,11 +151,20 @@ impl<C: Carrier> Connection<C> {
         now: Time,
     ) {
         self.note_acceptable(header, now);
-        self.sender.handle_window(header.seq, header.ack, u32::from(header.window) << self.peer_scale, now);
+        let window = u32::from(header.window) << self.peer_scale;
+        if header.ack == self.sender.una() {
+            self.sender.handle_window(header.seq, header.ack, window, now);
+        } else {
+            if self.sender.handle_answer(header.seq, header.ack, window, now) {
+                self.events.add(Events::WRITABLE);
+            }
+            self.soft_error = None;
+        }
         if self.ecn {
             self.ecn_echo |= meta.ce;
         }
-        self.store(header.seq, payload, meta, false, now);
+        let arrival = self.receiver.accept_next(meta.len, payload);
+        self.note_arrival(arrival, meta, now);
     }
 
     /// Notes that an acceptable segment arrived.
@@ -180,9 +189,16 @@ impl<C: Carrier> Connection<C> {
         fin: bool,
         now: Time,
     ) -> bool {
+        let arrival = self.receiver.accept(seq, meta.len, payload, fin);
+        self.note_arrival(arrival, meta, now);
+        arrival.finished
+    }
+
+    /// Notes what a segment with payload or FIN has brought.
+    #[inline]
+    fn note_arrival(&mut self, arrival: Arrival, meta: SegmentMeta, now: Time) {
         self.last_data_received = now;
         self.largest_segment = self.largest_segment.max(meta.len / u32::from(meta.segments.max(1)));
-        let arrival = self.receiver.accept(seq, meta.len, payload, fin);
         if arrival.readable > 0 {
             self.acks.arrived(meta.segments, IDLE, now);
             self.events.add(Events::READABLE);
@@ -190,7 +206,6 @@ impl<C: Carrier> Connection<C> {
         if arrival.acknowledge {
             self.acks.at_once();
         }
-        arrival.finished
     }
 
     /// Processes a segment in SYN-SENT: RFC 9293, section 3.10.7.3.

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -256,6 +255,29 @@ impl<T: Chunk> Receiver<T> {
         arrival
     }
 
+    /// Does what [`accept`](Self::accept) does for the next `len` bytes in order without FIN, if
+    /// nothing is [out of order](Self::is_in_order).
+    #[inline]
+    pub(super) fn accept_next(&mut self, len: u32, mut payload: impl Iterator<Item = T>) -> Arrival {
+        let Some(chunk) = payload.next() else { return self.accept(self.nxt, len, payload, false) };
+        if chunk.len() == len as usize
+            && len <= self.edge - self.nxt
+            && let Some(charge) = self.budget.try_charge()
+        {
+            self.note_size(len);
+            self.cut_short = false;
+            self.append(Held::new(chunk, charge));
+            return Arrival { readable: len, ..Arrival::default() };
+        }
+        self.accept(self.nxt, len, std::iter::once(chunk).chain(payload), false)
+    }
+
+    /// Notes how many bytes of payload are in a buffer.
+    #[inline]
+    fn note_size(&mut self, len: u32) {
+        self.per_buffer = (self.per_buffer - self.per_buffer / 8 + len / 8).max(1);
+    }
+
     /// Counts the buffers of several chunks in order at once, if all of them are free. What is not
     /// used is returned.
     fn charge_together(&self, seq: Seq, chunks: Option<usize>) -> Option<Charges> {
@@ -275,7 +297,7 @@ impl<T: Chunk> Receiver<T> {
             }
         }
         let len = chunk.len() as u32;
-        self.per_buffer = (self.per_buffer - self.per_buffer / 8 + len / 8).max(1);
+        self.note_size(len);
         if at == self.nxt {
             match charges.and_then(Charges::take).or_else(|| self.admit()) {
                 Some(charge) => {
@@ -391,13 +413,14 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// Removes and returns the next chunk for the user. The capacity grows to twice the bytes that
-    /// are read in a round trip of `round_trip`, because a sender can use that much.
-    pub(super) fn read(&mut self, now: Time, round_trip: Duration) -> Option<Held<T>> {
+    /// are read in a round trip of `round_trip` microseconds, because a sender can use that much.
+    #[inline]
+    pub(super) fn read(&mut self, now: Time, round_trip: u64) -> Option<Held<T>> {
         let chunk = self.queue.pop_front()?;
         self.queued -= chunk.len() as u32;
         let (since, read) = &mut self.round;
         *read = read.saturating_add(chunk.len() as u32);
-        if now.since(*since) >= round_trip {
+        if now.micros_since(*since) >= round_trip {
             self.capacity = self.capacity.max(read.saturating_mul(2).min(self.most));
             self.round = (now, 0);
         }

@@ -103,7 +103,7 @@ impl Ticket for Done {
 }
 
 /// The carrier of the tests: shared bytes in both directions.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TestCarrier;
 
 impl Carrier for TestCarrier {

@@ -8,11 +8,17 @@ use std::time::Duration;
 use super::connection::{Connection, Stall};
 use super::state::State;
 use super::{Carrier, Error, Flags};
-use crate::time::{Time, earlier};
+use crate::time::Time;
 
 /// The first and the longest interval at which a connection checks for free buffers.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LONGEST_RETRY: Duration = Duration::from_millis(500);
+
+/// When a timer expires.
+#[inline]
+fn at(timer: Option<Time>) -> Time {
+    timer.unwrap_or(Time::NEVER)
+}
 
 impl<C: Carrier> Connection<C> {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is to be called, `None` if no
@@ -24,8 +30,10 @@ impl<C: Carrier> Connection<C> {
             return stall;
         }
         let retry = self.retry_at.map(|(at, _)| at);
-        let first = earlier(self.sender.poll_timeout(), self.acks.poll_timeout());
-        earlier(earlier(earlier(first, self.expires_at), earlier(retry, self.keep_alive_at())), stall)
+        let first = at(self.sender.poll_timeout()).min(at(self.acks.poll_timeout()));
+        let rare = at(self.expires_at).min(at(retry)).min(at(self.keep_alive_at())).min(at(stall));
+        let first = first.min(rare);
+        (first < Time::NEVER).then_some(first)
     }
 
     /// Acts on the timers that have expired at `now`. Call it at the time of

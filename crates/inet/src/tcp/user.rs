@@ -145,7 +145,7 @@ impl<C: Carrier> Connection<C> {
     /// The connection is over, and no payload is left to be read.
     pub fn recv(&mut self, now: Time) -> Result<ReadOutcome<C::Received>, Error> {
         record!(self, Step::Recv(now));
-        let round_trip = self.sender.round_trip();
+        let round_trip = self.sender.round_trip_micros();
         if let Some(chunk) = self.receiver.read(now, round_trip) {
             return Ok(ReadOutcome::Chunk(chunk));
         }
@@ -220,8 +220,9 @@ impl<C: Carrier> Connection<C> {
 
     /// The next event, in the order of [`Event`]'s variants. Each kind waits at most once. Call it
     /// until it returns `None`; [`poll_timeout`](Self::poll_timeout) follows.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.take(self.error)
+        if self.events.is_empty() { None } else { self.events.take(self.error) }
     }
 
     /// The state.

@@ -134,8 +134,10 @@ impl std::task::Wake for Woken {
 pub(crate) struct Compared {
     /// Segments whose headers were predicted.
     pub(crate) predicted: usize,
-    /// Segments that brought the next bytes.
+    /// Segments that brought the next bytes, and acknowledged nothing.
     pub(crate) expected: usize,
+    /// The same, but they acknowledged all that was sent.
+    pub(crate) answers: usize,
     /// Calls in which nothing could be sent.
     pub(crate) quiet: usize,
 }
@@ -547,7 +549,9 @@ impl Host {
                 let chunks: Vec<_> = chunks.map(|bytes| SharedBytes::new(bytes.to_vec())).collect();
                 // One of the two runs of a seed compares.
                 let compares = !self.rests && connection.expects(header, meta, now);
-                self.compared.expected += usize::from(handle_segment(connection, compares, header, chunks, meta, now));
+                let Compared { expected, answers, .. } = &mut self.compared;
+                let times = if header.ack == connection.una() { expected } else { answers };
+                *times += usize::from(handle_segment(connection, compares, header, chunks, meta, now));
                 let buffers = connection.info(now).buffers;
                 assert!(
                     buffers <= self.config.budget.max(1),

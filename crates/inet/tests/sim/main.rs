@@ -423,6 +423,8 @@ struct Times {
     predicted: usize,
     /// A segment was expected, and a clone has processed it in the general way.
     expected: usize,
+    /// The same, of a segment that acknowledged all that was sent.
+    answers: usize,
     /// Nothing could be sent, and a clone has tried to.
     quiet: usize,
 }
@@ -432,6 +434,7 @@ impl std::ops::AddAssign for Times {
         self.idle += other.idle;
         self.predicted += other.predicted;
         self.expected += other.expected;
+        self.answers += other.answers;
         self.quiet += other.quiet;
     }
 }
@@ -445,8 +448,8 @@ fn run(seed: u64, trace: bool, rests: bool) -> (u64, Times) {
     world.check();
     let (packets, mut times) = (world.digest.finish(), Times::default());
     for Host { rested, compared, .. } in &world.hosts {
-        let Compared { predicted, expected, quiet } = *compared;
-        times += Times { idle: *rested, predicted, expected, quiet };
+        let Compared { predicted, expected, answers, quiet } = *compared;
+        times += Times { idle: *rested, predicted, expected, answers, quiet };
     }
     drop(world);
     assert_eq!(simulated_memory::live(), 0, "payload is held by nothing");
@@ -488,8 +491,9 @@ fn two_connections_over_a_bad_link() {
     println!("{all:?}");
     assert!(failed.is_empty(), "{} of {} seeds failed: {failed:?}", failed.len(), last - first + 1);
     // A seed alone need not have each of them.
-    let Times { idle, predicted, expected, quiet } = all;
-    assert!(last - first < 99 || [idle, predicted, expected, quiet].iter().all(|times| *times > 100), "{all:?}");
+    let Times { idle, predicted, expected, answers, quiet } = all;
+    let enough = answers > 10 && [idle, predicted, expected, quiet].iter().all(|times| *times > 100);
+    assert!(last - first < 99 || enough, "{all:?}");
 }
 
 /// An idle connection had forgotten that a transmission was delivered. RACK did not cut its log

@@ -173,7 +173,13 @@ impl<M: Mapped> Packet<M> {
     /// # Errors
     ///
     /// [`OutOfRange`] if the packet is shorter.
+    #[inline]
     pub fn sum(&self, offset: usize, len: usize) -> Result<Sum, OutOfRange> {
+        if OutOfRange::check(offset, len, self.head().len()).is_ok() {
+            let mut sum = Sum::default();
+            sum.add_fragment(self.head(), offset..offset + len);
+            return Ok(sum);
+        }
         sum(self.fragments(), offset, len)
     }
 

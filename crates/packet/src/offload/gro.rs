@@ -106,13 +106,25 @@ fn is_verified(meta: Meta) -> bool {
     meta.checksum != Checksum::Unknown
 }
 
-/// Whether a frame with these first bytes is a segment behind which no other can be joined: of TCP
-/// over IPv4 without options, with PSH. Requests and their answers are. False proves nothing.
+/// The flags of a segment of TCP over IPv4 without options.
+const FLAGS: usize = 14 + 20 + tcp::FLAGS;
+
+/// The bytes up to there. They are zeros if the packet has fewer.
 #[inline]
-fn ends_a_packet(head: &[u8]) -> bool {
+fn first_bytes<M: Mapped>(packet: &Packet<M>) -> [u8; FLAGS + 1] {
+    let mut head = [0; _];
+    // Without an effect if there are fewer.
+    let _ = packet.head().copy_to(0, &mut head);
+    head
+}
+
+/// Whether a frame with these first bytes is a segment behind which no other can be joined: of TCP
+/// over IPv4 without options, with PSH. Nothing waits, and it would not wait either. Requests and
+/// their answers are such segments. False proves nothing.
+#[inline]
+fn ends_a_packet(head: &[u8; FLAGS + 1]) -> bool {
     const L3: usize = 14;
-    const FLAGS: usize = L3 + 20 + tcp::FLAGS;
-    head.get(FLAGS).is_some_and(|flags| flags & tcp::PSH != 0)
+    head[FLAGS] & tcp::PSH != 0
         && head[12..=L3] == [8, 0, 0x45]
         && head[L3 + 9] == Transport::Tcp.number()
         // No fragment.
@@ -273,6 +285,10 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
 
     #[inline]
     fn pass(&mut self, packet: Packet<M>) {
+        // Requests and their answers.
+        if self.held.is_empty() && ends_a_packet(&first_bytes(&packet)) {
+            return self.inner.pass(packet);
+        }
         let mut head = [0; MAX_HEAD];
         let have = packet.head().len().min(MAX_HEAD);
         let copied = packet.head().copy_to(0, &mut head[..have]);
@@ -310,10 +326,6 @@ impl<H: Handler<M>, M: Mapped> Gro<H, M> {
     fn pass_unpredicted(&mut self, head: &[u8; MAX_HEAD], have: usize, mut packet: Packet<M>) {
         // Nothing waits of its flow, and it would not wait either.
         if !self.udp && is_datagram(&head[..have]) {
-            return self.inner.pass(packet);
-        }
-        // Nothing waits, and this one would not wait either.
-        if self.held.is_empty() && ends_a_packet(&head[..have]) {
             return self.inner.pass(packet);
         }
         let parsed = Joinable::parse(&head[..have], packet.len(), packet.meta, self.udp);
@@ -369,16 +381,17 @@ mod tests {
         let joins = |bytes: &[u8]| {
             Joinable::parse(bytes, bytes.len(), Meta::default(), true).is_some_and(|next| Join::new(&next).is_some())
         };
+        let ends = |bytes: &[u8]| ends_a_packet(bytes.first_chunk().unwrap());
         let mut passed = 0;
         for bit in 0..8 * 54 {
             let mut other = bytes.clone();
             other[bit / 8] ^= 1 << (bit % 8);
-            passed += usize::from(ends_a_packet(&other));
-            assert!(!ends_a_packet(&other) || !joins(&other), "bit {bit}");
+            passed += usize::from(ends(&other));
+            assert!(!ends(&other) || !joins(&other), "bit {bit}");
         }
-        assert!(passed > 200 && ends_a_packet(&bytes) && !ends_a_packet(&bytes[..47]));
-        bytes[14 + 20 + tcp::FLAGS] &= !tcp::PSH;
-        assert!(joins(&bytes) && !ends_a_packet(&bytes));
+        assert!(passed > 200 && ends(&bytes));
+        bytes[FLAGS] &= !tcp::PSH;
+        assert!(joins(&bytes) && !ends(&bytes));
     }
 
     /// If datagrams are not joined, those that are passed at once would not wait: all that differ

@@ -194,6 +194,13 @@ impl<B: Buffers> ReceivePath<B> {
     ) -> usize {
         let (mut done, groups) = (0, self.buffers.groups());
         while done < budget && self.stats.stopped.is_none() {
+            // So ends each call that has received less than its budget, and most find nothing.
+            if queue.is_drained() {
+                if queue.has_free() {
+                    self.refill(queue, napi, false);
+                }
+                break;
+            }
             if groups {
                 // SAFETY: it has groups.
                 let frames = unsafe { self.group(queue, napi, budget - done, sink) };

@@ -68,11 +68,16 @@ impl<P: Payload> Mailbox<P> {
 
     /// Moves the frames that other stacks have handed over into `arrived`, which is empty. Called
     /// by the stack's thread alone. Cost, if there are none: a load.
+    #[inline]
     pub(crate) fn receive(&self, arrived: &mut VecDeque<HandedOver<P>>) {
         debug_assert!(arrived.is_empty(), "frames would go back");
-        if self.is_empty() {
-            return;
+        if !self.is_empty() {
+            self.exchange(arrived);
         }
+    }
+
+    #[inline(never)]
+    fn exchange(&self, arrived: &mut VecDeque<HandedOver<P>>) {
         let mut frames = self.frames();
         mem::swap(&mut frames.waiting, arrived);
         self.filled.store(false, Ordering::SeqCst);

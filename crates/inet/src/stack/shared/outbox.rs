@@ -76,10 +76,15 @@ impl<P: Payload> Outbox<P> {
     }
 
     /// Hands the frames over. Those for which a mailbox has no room are dropped.
+    #[inline]
     pub(crate) fn flush(&mut self, stats: &mut StackStats) {
-        if !std::mem::take(&mut self.filled) {
-            return;
+        if std::mem::take(&mut self.filled) {
+            self.hand_over(stats);
         }
+    }
+
+    #[inline(never)]
+    fn hand_over(&mut self, stats: &mut StackStats) {
         for Group { mailbox, frames, charges, .. } in &mut self.groups {
             if let Some(charges) = charges.take() {
                 let all = frames.len() as u64;

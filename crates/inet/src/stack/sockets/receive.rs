@@ -1,13 +1,14 @@
 //! What a stream receives: chunks of payload in any memory, fragments of host memory, or copied
 //! bytes.
 
+use crate::stack::core::Core;
 use crate::stack::error::SocketError;
 use crate::stack::payload::Payload;
 use crate::stack::sockets::fragment::Fragment;
 use crate::stack::sockets::stream::TcpStream;
 use crate::stack::transport::idle::Seen;
 use crate::tcp::{Budget, Held, ReadOutcome};
-use netmem_pool::Mapped;
+use netmem_pool::{Frag, Mapped};
 use std::ops::Range;
 use std::task::{Context, Poll};
 
@@ -129,13 +130,13 @@ impl<M: Mapped> TcpStream<M> {
             *place = std::mem::take(&mut self.rest);
             filled = 1;
         }
-        let mut core = self.core.borrow_mut();
-        let now = core.resources.now;
-        if let Some(is_at_end) = core.tcp.connections.idle_end(self.id) {
+        let Core { tcp, resources, .. } = &mut *self.core.borrow_mut();
+        let now = resources.now;
+        if let Some(is_at_end) = tcp.connections.idle_end(self.id) {
             let is_done = filled > 0 || is_at_end || places.len() == 0;
             return if is_done { Ok(filled) } else { Err(SocketError::WouldBlock) };
         }
-        let entry = core.tcp.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
+        let entry = tcp.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
         let mut outcome = Ok(());
         for place in places {
             match entry.connection.recv(now) {
@@ -154,7 +155,8 @@ impl<M: Mapped> TcpStream<M> {
         }
         if filled > 0 {
             // The window may have opened.
-            core.touch(self.id);
+            tcp.schedule.enqueue(self.id, entry);
+            resources.wake_driver();
             return Ok(filled);
         }
         outcome.map(|()| 0)
@@ -179,25 +181,59 @@ impl<M: Mapped> TcpStream<M> {
     ///
     /// The errors of [`recv`](Self::recv).
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
-        let mut copied = 0;
+        let mut copied = self.read_rest(into);
         while copied < into.len() {
-            if self.rest.is_empty() {
-                let mut next = [Fragment::default()];
-                match self.recv(&mut next) {
-                    Ok(0) => break,
-                    Ok(_) => [self.rest] = next,
-                    Err(_) if copied > 0 => break,
-                    Err(error) => return Err(error),
-                }
-            }
-            let n = self.rest.len().min(into.len() - copied);
-            let out = self.rest.copy_to(0, &mut into[copied..copied + n]);
+            let left = &mut into[copied..];
+            let mut held = match self.recv_to_copy(left.len()) {
+                Ok(Some(held)) => held,
+                Ok(None) => break,
+                Err(_) if copied > 0 => break,
+                Err(error) => return Err(error),
+            };
+            let n = held.len().min(left.len());
+            let out = held.copy_to(0, &mut left[..n]);
             debug_assert!(out.is_ok());
-            self.rest.advance(n);
+            if n < held.len() {
+                held.advance(n);
+                self.rest = Fragment::new(held);
+            }
             copied += n;
         }
-        self.core.borrow_mut().resources.egress.stats.copied_received += copied as u64;
         Ok(copied)
+    }
+
+    /// Copies what the last call has left.
+    fn read_rest(&mut self, into: &mut [u8]) -> usize {
+        let n = self.rest.len().min(into.len());
+        if n > 0 {
+            let out = self.rest.copy_to(0, &mut into[..n]);
+            debug_assert!(out.is_ok());
+            self.rest.advance(n);
+            self.core.borrow_mut().resources.egress.stats.copied_received += n as u64;
+        }
+        n
+    }
+
+    /// The next payload, of which up to `most` bytes are copied out. `None`: the peer sends no
+    /// more. It is to be dropped when the tables are not borrowed.
+    fn recv_to_copy(&self, most: usize) -> Result<Option<Held<Frag<M>>>, SocketError> {
+        let Core { tcp, resources, .. } = &mut *self.core.borrow_mut();
+        if let Some(is_at_end) = tcp.connections.idle_end(self.id) {
+            return if is_at_end { Ok(None) } else { Err(SocketError::WouldBlock) };
+        }
+        let entry = tcp.connections.get_mut(self.id).ok_or(SocketError::StackGone)?;
+        match entry.connection.recv(resources.now) {
+            Ok(ReadOutcome::Chunk(held)) => {
+                // The window may have opened.
+                tcp.schedule.enqueue(self.id, entry);
+                resources.egress.stats.copied_received += held.len().min(most) as u64;
+                resources.wake_driver();
+                Ok(Some(held))
+            }
+            Ok(ReadOutcome::Empty) => Err(SocketError::WouldBlock),
+            Ok(ReadOutcome::End) => Ok(None),
+            Err(error) => Err(SocketError::Closed(error)),
+        }
     }
 
     /// Like [`read`](Self::read); the waker is called when there is something to read.

@@ -428,6 +428,16 @@ impl<M: Mapped> Datagrams<M> {
         if self.is_quiet() {
             return 0;
         }
+        self.transmit(resources, tx, completed)
+    }
+
+    #[inline(never)]
+    fn transmit<P: Payload<Mem = M>, T: TxQueue<Mem = M>>(
+        &mut self,
+        resources: &mut Resources<P>,
+        tx: &mut T,
+        completed: usize,
+    ) -> usize {
         let mut sent = 0;
         loop {
             let Some((packet, to_self)) = self.ready.pop_front() else {

@@ -120,6 +120,12 @@ impl<P: Payload> ConnectionEntry<P> {
         mem::take(&mut self.only_arrived) && self.write.is_none() && self.connection.only_user_is_next()
     }
 
+    /// Whether it has more or fewer chunks of payload out of order than were counted last.
+    #[inline]
+    pub(crate) fn has_other_out_of_order(&self) -> bool {
+        self.out_of_order != self.connection.out_of_order()
+    }
+
     /// Frees the memory of the connection's lists if it has been idle for long enough. Returns
     /// whether that is now: it can [rest](super::connections::Connections::rest).
     pub(crate) fn shrink_if_idle(&mut self, now: Time) -> bool {

@@ -33,6 +33,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
     /// Fires timers, and lets connections that are due send. `completed`: transmissions that the
     /// device has completed in this poll. Returns how many connections were processed, or wait
     /// for the next poll.
+    #[inline]
     pub(crate) fn poll(&mut self, completed: usize) -> usize {
         let Tcp { connections, schedule, .. } = &mut *self.tcp;
         schedule.enqueue_others(connections, self.resources.now);
@@ -159,29 +160,40 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
     }
 
     /// Processes the events of a connection.
+    #[inline]
     fn poll_events(&mut self, id: ConnectionId) {
         while let Some(entry) = self.tcp.connections.get_mut(id)
             && let Some(event) = entry.connection.poll_event()
         {
-            let wakers = &mut self.resources.wakers;
             match event {
-                Event::Connected => {
-                    entry.connected = true;
-                    wakers.extend(entry.wakers());
-                    if let Role::HalfOpen(listener) = entry.role {
-                        entry.role = Role::Accepted(listener);
-                        self.tcp.listeners.handle_connected(listener);
-                        wakers.extend(self.tcp.listeners.offer(listener, id));
-                    }
-                }
-                Event::Readable | Event::End => wakers.extend(entry.read.take()),
-                Event::Urgent => {
-                    entry.urgent = true;
-                    wakers.extend(entry.read.take());
-                }
-                Event::Writable => wakers.extend(entry.write.take()),
-                Event::Closed(error) => self.handle_closed(id, error),
+                Event::Readable => self.resources.wakers.extend(entry.read.take()),
+                other => self.handle_event(id, other),
             }
+        }
+    }
+
+    /// Processes an event that segments of a transfer do not cause.
+    #[inline(never)]
+    fn handle_event(&mut self, id: ConnectionId, event: Event) {
+        let Some(entry) = self.tcp.connections.get_mut(id) else { return };
+        let wakers = &mut self.resources.wakers;
+        match event {
+            Event::Connected => {
+                entry.connected = true;
+                wakers.extend(entry.wakers());
+                if let Role::HalfOpen(listener) = entry.role {
+                    entry.role = Role::Accepted(listener);
+                    self.tcp.listeners.handle_connected(listener);
+                    wakers.extend(self.tcp.listeners.offer(listener, id));
+                }
+            }
+            Event::Readable | Event::End => wakers.extend(entry.read.take()),
+            Event::Urgent => {
+                entry.urgent = true;
+                wakers.extend(entry.read.take());
+            }
+            Event::Writable => wakers.extend(entry.write.take()),
+            Event::Closed(error) => self.handle_closed(id, error),
         }
     }
 
@@ -204,7 +216,15 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
 
     /// Wakes the users of connections that wait for a page to write, in order, as many as there are
     /// pages.
+    #[inline]
     pub(crate) fn wake_writers(&mut self) {
+        if self.resources.pages.is_awaited() {
+            self.wake_some();
+        }
+    }
+
+    #[inline(never)]
+    fn wake_some(&mut self) {
         let Self { tcp, resources, .. } = self;
         let mut ready = resources.pages.ready();
         // Without a page in the pool, they would find none, and wait again.

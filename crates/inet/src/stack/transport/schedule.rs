@@ -169,8 +169,15 @@ impl Schedule {
 
     /// Fires the timers that are due: their connections are enqueued.
     fn handle_timeout<P: Payload>(&mut self, connections: &mut Connections<P>, now: Time) {
+        self.wheel.advance(now, &mut self.fired);
+        if !self.fired.is_empty() {
+            self.enqueue_fired(connections);
+        }
+    }
+
+    #[cold]
+    fn enqueue_fired<P: Payload>(&mut self, connections: &mut Connections<P>) {
         let mut fired = mem::take(&mut self.fired);
-        self.wheel.advance(now, &mut fired);
         for place in fired.drain(..) {
             if let Some(id) = connections.at(place) {
                 self.enqueue_by_id(connections, id);

@@ -13,7 +13,7 @@ use crate::stack::transport::entry::Role;
 use crate::stack::transport::handles::ConnectionId;
 use crate::stack::transport::idle::Seen;
 use crate::stack::transport::tcp::{ReusedFlow, Tcp};
-use crate::tcp::{self, Answer, ArrivingSegment, ConnectionTemplate, Flags, Header, IpFields, Seq, State, reset_for};
+use crate::tcp::{self, Answer, ArrivingSegment, ConnectionTemplate, Flags, Header, IpFields, State, reset_for};
 use crate::wire::Flow;
 use netmem_packet::TxQueue;
 
@@ -93,7 +93,7 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
     ) {
         let Self { tcp, resources, .. } = self;
         let now = resources.now;
-        let Some(entry) = tcp.connections.get_mut(id) else { return };
+        let Some(mut entry) = tcp.connections.get_mut(id) else { return };
         if let Role::HalfOpen(listener) = entry.role
             && let Some(listening) = tcp.listeners.get_mut(listener)
             && !listening.listener.admits(&entry.connection, header)
@@ -101,30 +101,15 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
             resources.egress.stats.accept_overflows += 1;
             return;
         }
-        if entry.unverified > 0 && meta.len > 0 && entry.connection.accepts(header, meta.len, now) {
-            entry.unverified = 0;
+        if meta.len > 0 && (entry.unverified > 0 || entry.connection.lacks_buffer_for(header.seq, meta.len)) {
+            prepare(tcp, resources, id, (header, meta.len));
+            let Some(prepared) = tcp.connections.get_mut(id) else { return };
+            entry = prepared;
         }
-        let lacks_buffer = meta.len > 0 && entry.connection.lacks_buffer_for(header.seq, meta.len);
-        if lacks_buffer && entry.connection.accepts(header, meta.len, now) {
-            self.make_room(id, header.seq, meta.len);
-        }
-        let Some(entry) = self.tcp.connections.get_mut(id) else { return };
         entry.connection.handle_segment(header, payload, meta, now);
-        self.tcp.schedule.enqueue_arrived(id, entry);
-        self.tcp.connections.note_out_of_order(id);
-    }
-
-    /// No buffer is free for payload of a connection that is in order. Payload that is out of order
-    /// makes room: that of the connection that has most is dropped first. Its peer sends it again.
-    #[cold]
-    fn make_room(&mut self, id: ConnectionId, seq: Seq, len: u32) {
-        let connections = &mut self.tcp.connections;
-        for _ in 0..MOST_EVICTED {
-            let lacks = connections.get_mut(id).is_some_and(|entry| entry.connection.lacks_buffer_for(seq, len));
-            if !lacks || !connections.evict() {
-                return;
-            }
-            self.resources.egress.stats.evicted += 1;
+        tcp.schedule.enqueue_arrived(id, entry);
+        if entry.has_other_out_of_order() {
+            tcp.connections.note_out_of_order(id);
         }
     }
 
@@ -195,5 +180,31 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> SegmentInput<'_, P, T> {
             let Self { resources, tx, .. } = self;
             Control { resources, tx: *tx }.reply(&segment.flow, &reset, segment.reply_path, IpFields::default());
         }
+    }
+}
+
+/// Prepares a connection for a segment of `len` bytes: segments of it were dropped before, or no
+/// buffer is free for its payload.
+#[cold]
+fn prepare<P: Payload>(
+    tcp: &mut Tcp<P>,
+    resources: &mut Resources<P>,
+    id: ConnectionId,
+    (header, len): (&Header, u32),
+) {
+    let Some(entry) = tcp.connections.get_mut(id) else { return };
+    if !entry.connection.accepts(header, len, resources.now) {
+        return;
+    }
+    entry.unverified = 0;
+    // Payload that is out of order makes room: that of the connection that has most is dropped
+    // first. Its peer sends it again.
+    for _ in 0..MOST_EVICTED {
+        let entry = tcp.connections.get_mut(id);
+        let lacks = entry.is_some_and(|entry| entry.connection.lacks_buffer_for(header.seq, len));
+        if !lacks || !tcp.connections.evict() {
+            return;
+        }
+        resources.egress.stats.evicted += 1;
     }
 }

@@ -45,6 +45,32 @@ fn a_connection_has_a_share_of_what_is_free() {
     assert!(Budget::within(4096, Some(&queue)).try_charge().is_some());
 }
 
+/// A buffer can be counted if, and only if, some room is left.
+#[test]
+fn whether_there_is_room_is_found_without_its_size() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut found = [0; 2];
+    for _ in 0..10_000 {
+        let queue = Budget::new(random.u32(1..200));
+        let one = Budget::within(random.u32(1..200), Some(&queue));
+        let others = queue.charge_many(random.u32(0..200));
+        let own = one.charge_many(random.u32(0..100));
+        let detached = random.u32(0..20);
+        (0..detached).for_each(|_| one.charge().detach());
+        for budget in [&queue, &one] {
+            assert_eq!(budget.has_room(), budget.room(1) > 0, "{queue:?} {one:?}, {own:?} {others:?}, {detached}");
+        }
+        found[usize::from(one.has_room())] += 1;
+        one.uncharge(detached);
+    }
+    assert!(found.iter().all(|times| *times > 500), "{found:?}");
+    for (free, used, limit) in
+        [(0, 0, 0), (0, 1, 0), (u32::MAX, 0, u32::MAX), (0, u32::MAX, u32::MAX), (1 << 31, 1 << 30, 1)]
+    {
+        assert_eq!(is_below_share(free, used, limit), share(free, used, limit) > used, "{free} {used} {limit}");
+    }
+}
+
 /// Detached charges do not reduce the share of what the peer sends.
 #[test]
 fn buffers_that_were_left_counted_are_not_in_the_share() {

@@ -1,5 +1,7 @@
 //! Segments that arrive: what each of them changes, and how it is answered.
 
+use std::time::Duration;
+
 use super::*;
 use crate::tcp::testing::{End, Pair, Sent, SharedBytes, start, stream};
 use crate::tcp::{Config, Event, KeepAlive, ReadOutcome, SackBlocks, Timestamps};

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::tcp::testing::SharedBytes;
+use std::time::Duration;
 
 mod duplicates;
 
@@ -31,7 +32,7 @@ fn buffers_of_a_joined_segment_are_counted_together_and_each_for_itself() {
         let mut receiver = receiver(window, 100, budget.clone());
         joined(&mut receiver, 10);
         assert_eq!((receiver.queue.len(), budget.used()), (stored, stored as u32), "{limit} buffers, {window} bytes");
-        let mut held: Vec<_> = std::iter::from_fn(|| receiver.read(Time::ZERO, Duration::ZERO)).collect();
+        let mut held: Vec<_> = std::iter::from_fn(|| receiver.read(Time::ZERO, 0)).collect();
         held.truncate(3);
         assert_eq!(budget.used(), 3, "each chunk is returned by its own drop");
         drop(held);
@@ -48,7 +49,7 @@ fn advertise(receiver: &mut Receiver<SharedBytes>) -> u32 {
 }
 
 fn read(receiver: &mut Receiver<SharedBytes>) -> Option<Held<SharedBytes>> {
-    receiver.read(Time::ZERO, Duration::from_secs(1))
+    receiver.read(Time::ZERO, 1_000_000)
 }
 
 #[test]
@@ -135,7 +136,7 @@ fn the_window_follows_what_is_read_in_a_round_trip() {
         accept(&mut receiver, sent, window, false);
         sent += window;
         now += Duration::from_millis(10);
-        while receiver.read(now, Duration::from_millis(10)).is_some() {}
+        while receiver.read(now, 10_000).is_some() {}
     }
     let wide = advertise(&mut receiver);
     assert!(first <= Some(FIRST_WINDOW) && wide > 260_000, "{first:?} {wide}");
@@ -145,9 +146,36 @@ fn the_window_follows_what_is_read_in_a_round_trip() {
     for n in 0..30 {
         accept(&mut receiver, n * 1000, 1000, false);
         now += Duration::from_millis(10);
-        receiver.read(now, Duration::from_millis(10));
+        receiver.read(now, 10_000);
     }
     assert!(advertise(&mut receiver) <= FIRST_WINDOW);
+}
+
+/// Where what the user has read is too little for a step, the room makes none, whatever is free.
+#[test]
+fn a_step_that_is_too_small_is_known_without_the_room() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut known = [0; 2];
+    for _ in 0..100_000 {
+        let most = *random.choice(&[8, 50, 3000]).unwrap();
+        let budget = LocalBudget::within(random.u32(1..8), None);
+        let _others = budget.charge_many(random.u32(0..8));
+        let mut receiver = receiver(most, random.u32(1..20), budget);
+        receiver.capacity = random.u32(0..=most);
+        (receiver.queued, receiver.per_buffer) = (random.u32(0..=most), random.u32(1..20));
+        let remaining = random.u32(0..=most);
+        let cannot = receiver.cannot_advance(remaining);
+        let step = receiver.advance_of_room(remaining);
+        assert!(
+            !cannot || step == 0,
+            "{step} of {remaining}, {} {} {}",
+            receiver.capacity,
+            receiver.queued,
+            receiver.mss
+        );
+        known[usize::from(cannot)] += 1;
+    }
+    assert!(known.iter().all(|times| *times > 1000), "{known:?}");
 }
 
 #[test]

@@ -37,7 +37,23 @@ impl<T: Chunk> Receiver<T> {
     }
 
     /// The number of bytes by which the edge would move if an acknowledgement were sent now.
+    #[inline]
     fn advance(&self, remaining: u32) -> u32 {
+        let is_none = self.cannot_advance(remaining);
+        debug_assert!(!is_none || self.advance_of_room(remaining) == 0, "{remaining} bytes remain");
+        if is_none { 0 } else { self.advance_of_room(remaining) }
+    }
+
+    /// Whether what the user has read is less than the [least](Self::least) step, whatever is free.
+    /// That is so in nearly all calls, and no buffers are counted then.
+    #[inline]
+    pub(super) fn cannot_advance(&self, remaining: u32) -> bool {
+        let most = self.capacity.saturating_sub(self.queued).saturating_sub(remaining);
+        // Less than half of the capacity is also less than half of what is promised and stored.
+        most == 0 || most < self.mss.min(self.capacity / 2)
+    }
+
+    pub(super) fn advance_of_room(&self, remaining: u32) -> u32 {
         let room = self.room();
         room.checked_sub(remaining).filter(|advance| *advance >= self.least(room)).unwrap_or(0)
     }

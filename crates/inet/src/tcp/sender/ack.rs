@@ -134,6 +134,44 @@ impl<C: Carrier> Sender<C> {
         self.settle_ack();
     }
 
+    /// Whether an acknowledgement of everything that was sent is one of a single range, which was
+    /// sent once. FIN is not queued.
+    #[inline]
+    pub(in crate::tcp) fn is_answered_by(&self, ack: Seq) -> bool {
+        ack == self.nxt && !self.fin && self.scoreboard.is_one_original()
+    }
+
+    /// Does what [`handle_ack`](Self::handle_ack) does for a segment with payload that [answers
+    /// all](Self::is_answered_by) and has no SACK blocks, if the sender [is
+    /// untroubled](Self::is_untroubled). Returns whether it became writable.
+    #[inline]
+    pub(in crate::tcp) fn handle_answer(&mut self, seq: Seq, ack: Seq, window: u32, now: Time) -> bool {
+        let at = now.micros();
+        let was_writable = self.is_writable();
+        (self.peer_window, self.window_seq, self.window_ack) = (window, seq, ack);
+        self.max_window = self.max_window.max(window);
+        self.sacks.len = 0;
+        let Some(range) = self.scoreboard.pop_all(ack) else { return false };
+        let rtt = at.saturating_sub(range.sent);
+        self.rack.delivered(&range, at, 0, false);
+        self.rack.all_acknowledged();
+        self.queue.acknowledge(ack);
+        self.una = ack;
+        self.path.delivered(ack);
+        (self.retries, self.answered_timeouts, self.window_probes) = (0, 0, 0);
+        self.waiting_since = None;
+        self.rtt.path_sample(rtt, at);
+        self.rtt.sample(rtt);
+        self.recovery.new_only = false;
+        let delivered = range.segments();
+        self.clocks.delivered(delivered);
+        self.adapt_window(&AckOutcome { advanced: true, delivered, rtt: Some(rtt), ..AckOutcome::default() }, at);
+        self.timer = None;
+        self.note_answer();
+        self.settle_ack();
+        !was_writable && self.is_writable()
+    }
+
     /// What each acknowledgement ends with.
     #[inline]
     fn settle_ack(&mut self) {

@@ -380,7 +380,13 @@ impl<C: Carrier> Sender<C> {
     /// The smoothed round-trip time, or 100 ms before it is known.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
-        if self.rtt.is_known() { Duration::from_micros(self.rtt.smoothed()) } else { Duration::from_millis(100) }
+        Duration::from_micros(self.round_trip_micros())
+    }
+
+    /// The same, in microseconds: a `Duration` is made by a division.
+    #[inline]
+    pub(in crate::tcp) fn round_trip_micros(&self) -> u64 {
+        if self.rtt.is_known() { self.rtt.smoothed() } else { 100_000 }
     }
 
     /// Frees the memory of lists that are empty. For a connection that is idle for a while.

@@ -82,7 +82,8 @@ impl<T: Ticket> PostedTransmissions<T> {
     pub(super) fn forget(&mut self) {
         self.first += self.transmissions.len() as u64;
         self.bytes = 0;
-        self.transmissions.clear();
+        // There are few: those of a message.
+        while self.transmissions.pop_front().is_some() {}
     }
 
     /// The first transmission that was not finished at the last check.

@@ -97,6 +97,11 @@ impl Rack {
         }
     }
 
+    /// Removes all transmissions from the log, because all numbers are acknowledged.
+    pub(super) fn all_acknowledged(&mut self) {
+        self.log.clear();
+    }
+
     /// Notes that `range` was delivered. `early`: its acknowledgement is of a transmission before
     /// the last one.
     pub(super) fn delivered(&mut self, range: &Range, now: u64, min_rtt: u64, early: bool) {

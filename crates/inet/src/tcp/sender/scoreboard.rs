@@ -107,6 +107,23 @@ impl Scoreboard {
         self.ranges.is_empty()
     }
 
+    /// Whether there is one range, which was sent once and is not marked.
+    #[inline]
+    pub(super) fn is_one_original(&self) -> bool {
+        let front = self.ranges.front().filter(|_| self.ranges.len() == 1);
+        front.is_some_and(|range| !(range.ever_retransmitted || range.lost || range.sacked))
+    }
+
+    /// Removes the range, if it is [one that was sent once](Self::is_one_original). The numbers
+    /// before `to` are acknowledged.
+    #[inline]
+    pub(super) fn pop_all(&mut self, to: Seq) -> Option<Range> {
+        let range = self.ranges.pop_front()?;
+        self.unacked = 0;
+        self.first_lost = self.first_lost.max(to);
+        Some(range)
+    }
+
     pub(super) fn front(&self) -> Option<&Range> {
         self.ranges.front()
     }
@@ -348,6 +365,25 @@ mod tests {
         let mut seen = 0;
         scoreboard.acknowledge(Seq(250), |range| seen += range.segments());
         assert_eq!((seen, scoreboard.unacked(), shape(&scoreboard)), (2, 3, vec![(250, 500, false)]));
+    }
+
+    #[test]
+    fn one_range_that_was_sent_once_is_removed_at_once() {
+        let mut one = scoreboard(&[(0, 350)]);
+        assert!(one.is_one_original());
+        for change in [
+            (|range| range.ever_retransmitted = true) as fn(&mut Range),
+            |range| range.lost = true,
+            |range| range.sacked = true,
+        ] {
+            let mut other = scoreboard(&[(0, 350)]);
+            other.change(0, change);
+            assert!(!other.is_one_original());
+        }
+        assert!(!scoreboard(&[(0, 100), (100, 200)]).is_one_original() && !scoreboard(&[]).is_one_original());
+        assert_eq!(one.pop_all(Seq(350)).map(|range| range.end), Some(Seq(350)));
+        one.check();
+        assert_eq!((one.is_empty(), one.unacked(), one.first_lost), (true, 0, Seq(350)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::core::{Probe, Purpose, Sender, Timer};
 use super::{RecoveryState, TimedOut};
 use crate::tcp::Carrier;
-use crate::time::{Time, earlier};
+use crate::time::Time;
 
 /// How long the peer may delay an acknowledgement, in microseconds (RFC 8985, 7.2).
 const DELAYED_ACK: u64 = 200_000;
@@ -22,8 +22,9 @@ impl<C: Carrier> Sender<C> {
     /// happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let timer = self.timer.map(|timer| timer.at);
-        earlier(earlier(timer, self.user_deadline()), self.pacing.deadline()).map(Time::from_micros)
+        let timer = self.timer.map_or(u64::MAX, |timer| timer.at);
+        let rare = self.user_deadline().unwrap_or(u64::MAX).min(self.pacing.deadline().unwrap_or(u64::MAX));
+        Some(Time::from_micros(timer.min(rare))).filter(|at| *at < Time::NEVER)
     }
 
     fn user_deadline(&self) -> Option<u64> {

@@ -128,6 +128,9 @@ pub(crate) trait DriverFormat: Sized {
     /// read before.
     fn used(&self, found: u16, posted: u16) -> Result<Self::Used<'_>, DeviceFault>;
 
+    /// Whether the next used entry is there. It is not read.
+    fn has_used(&self) -> bool;
+
     /// The used entries in front of this position were read.
     fn read_to(&mut self, at: Self::At);
 
@@ -144,9 +147,6 @@ pub(crate) trait DriverFormat: Sized {
     /// `posted` buffers. An entry is read when the iterator gets there, once. If the device claims
     /// more than were posted, a split ring returns none, and a packed ring at most `posted`.
     fn used_ids(&self, posted: u16, most: u16) -> impl Iterator<Item = u32>;
-
-    /// Whether there is a used entry that was not read. Nothing of it is checked.
-    fn has_used(&self) -> bool;
 
     /// The place of the next used entry in the ring.
     fn used_place(&self) -> u16;

@@ -403,7 +403,7 @@ impl DriverFormat for Packed {
         let flags = if self.event_idx { Event::AT } else { Event::ENABLE };
         self.ring.set_driver_event(Event { position: self.used.bits(), flags });
         full_fence();
-        if !self.ring.used_desc(self.used.offset()).is_used(self.used) {
+        if !self.has_used() {
             return Armed::Waits;
         }
         self.disarm();

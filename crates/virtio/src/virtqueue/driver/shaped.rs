@@ -247,6 +247,13 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
         (self.read - self.taken) as u16
     }
 
+    /// Whether nothing is to be taken or reported: no buffer that was found, no fault, and no used
+    /// entry in the ring.
+    #[inline(always)]
+    pub(crate) fn is_drained(&self) -> bool {
+        self.found() == 0 && self.fault.is_none() && !self.format.has_used()
+    }
+
     /// The place of a position.
     #[inline(always)]
     fn place(&self, position: u64) -> usize {

@@ -409,7 +409,7 @@ impl DriverFormat for Split {
             self.ring.set_avail_flags(0);
         }
         full_fence();
-        if self.ring.used_idx() == self.next_used {
+        if !self.has_used() {
             return Armed::Waits;
         }
         self.disarm();

@@ -221,23 +221,32 @@ impl<M: Memory> CachedPages<'_, M> {
         self.len() == 0
     }
 
-    /// Calls `f` for each of the next `n` pages, with its number from 0 on. A loop that also walks
-    /// `n` entries of other arrays then compares one number a page. If `f` panics, the pages behind
-    /// are not taken.
+    /// Calls `f` for each of the next pages, with an entry of each of two arrays, up to the end of
+    /// the shortest of the three. Returns how many pages it has taken. If `f` panics, the pages
+    /// behind are not taken.
     ///
-    /// # Panics
-    ///
-    /// If there are fewer.
+    /// Four pages a step: comparing and counting would cost a fifth of what a short `f` costs.
     #[inline(always)]
-    pub fn take_each(&mut self, n: usize, mut f: impl FnMut(usize, Page<M>)) {
+    pub fn take_with<A, B>(&mut self, a: &mut [A], b: &mut [B], mut f: impl FnMut(&mut A, &mut B, Page<M>)) -> usize {
+        let (n, page_size) = (self.len().min(a.len()).min(b.len()), self.page_size);
         let mut taking = Taking { all: self.pages.as_slice(), left: &mut self.pages, taken: 0 };
-        let pages = &taking.all[..n];
-        #[allow(clippy::needless_range_loop, reason = "a compiler then compares no index of other arrays")]
-        for i in 0..n {
-            taking.taken = i + 1;
+        let (pages, pages_rest) = taking.all[..n].as_chunks::<4>();
+        let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks_mut::<4>(), b[..n].as_chunks_mut::<4>());
+        let mut take = |desc: &NonNull<Desc>, a: &mut A, b: &mut B| {
+            taking.taken += 1;
             // SAFETY: the page leaves this value, also if `f` panics, and is whole.
-            f(i, unsafe { Page::from_desc(pages[i], 0, self.page_size) });
+            f(a, b, unsafe { Page::from_desc(*desc, 0, page_size) });
+        };
+        for (([page0, page1, page2, page3], [a0, a1, a2, a3]), [b0, b1, b2, b3]) in pages.iter().zip(a).zip(b) {
+            take(page0, a0, b0);
+            take(page1, a1, b1);
+            take(page2, a2, b2);
+            take(page3, a3, b3);
         }
+        for ((page, a), b) in pages_rest.iter().zip(a_rest).zip(b_rest) {
+            take(page, a, b);
+        }
+        n
     }
 
     #[cold]

@@ -290,9 +290,12 @@ fn cached_pages_in_bulk() {
         pool.poll(|napi| {
             let mut room = PageRoom::new();
             let mut pages = napi.alloc_cached(&mut room, 64);
-            let take = |i, page: Page<Private>| if i == at { resume_unwind(Box::new(())) } else { drop(page) };
-            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_each(64, take))).is_err());
-            assert_eq!(pages.len(), 63 - at);
+            let mut places: Vec<_> = (0..64).collect();
+            let take = |&mut i: &mut i32, _: &mut (), page: Page<Private>| {
+                if i == at { resume_unwind(Box::new(())) } else { drop(page) }
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_with(&mut places, &mut [(); 64], take))).is_err());
+            assert_eq!(pages.len(), 63 - at as usize);
         });
         assert_eq!(pool.stats().inflight(), 0);
     }

@@ -326,11 +326,9 @@ impl<B: Buffers> FillRun<B::Buffer> for CachedFilling<'_, B> {
 
     #[inline(always)]
     fn fill_all(&mut self, slots: &mut [B::Buffer], addrs: &mut [u64]) -> usize {
-        let n = slots.len().min(addrs.len()).min(self.pages.len());
-        let (layout, slots, addrs) = (self.layout, &mut slots[..n], &mut addrs[..n]);
+        let layout = self.layout;
         // SAFETY: *cached*.
-        self.pages.take_each(n, |i, page| addrs[i] = unsafe { B::fill_cached(layout, &mut slots[i], page) });
-        n
+        self.pages.take_with(slots, addrs, |slot, addr, page| *addr = unsafe { B::fill_cached(layout, slot, page) })
     }
 }
 

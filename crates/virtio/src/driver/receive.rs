@@ -39,6 +39,7 @@ use super::state::DriverState;
 use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
+use crate::virtqueue::fours::accepted_by_fours;
 use crate::virtqueue::driver::{
     AnyShapedQueue, BATCH, DriverFormat, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
 };
@@ -365,12 +366,14 @@ impl<B: Buffers> ReceivePath<B> {
     #[inline(never)]
     unsafe fn plain_frames<const COUNTED: bool>(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
         // SAFETY: the caller's.
-        let mut headers = slots.iter().map(|slot| unsafe { B::group_header(slot) });
-        let Some(first) = headers.next().filter(|first| first.is_plain() && (!COUNTED || first.buffers() == 1)) else {
+        let header = |slot| unsafe { B::group_header(slot) };
+        let Some((first, others)) = slots.split_first() else { return (0, Checksum::Unknown) };
+        let first = header(first);
+        if !first.is_plain() || (COUNTED && first.buffers() != 1) {
             return (0, Checksum::Unknown);
-        };
+        }
         let kind = first.kind(COUNTED);
-        let n = headers.position(|header| header.kind(COUNTED) != kind).map_or(slots.len(), |n| n + 1);
+        let n = 1 + accepted_by_fours(others, |slot| header(slot).kind(COUNTED) == kind);
         let verified = self.offloads.verifies(first.flags());
         (n as u16, if verified { Checksum::Verified } else { Checksum::Unknown })
     }

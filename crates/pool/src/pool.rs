@@ -109,9 +109,22 @@ impl<M: Memory> Napi<'_, M> {
     pub fn alloc_cached<'n>(&'n mut self, room: &'n mut PageRoom, most: usize) -> CachedPages<'n, M> {
         let cache = &self.shared().front.cache;
         let n = cache.pop_many(&mut room.0[..most.min(PageRoom::PAGES)]);
-        // SAFETY: the first `n` were initialised.
-        let pages = unsafe { slice::from_raw_parts(room.0.as_ptr().cast::<NonNull<Desc>>(), n) };
-        CachedPages { cache, page_size: cache.page_size, pages: pages.iter(), kind: PhantomData }
+        CachedPages { cache, page_size: cache.page_size, first: room.0.as_ptr().cast(), left: n, kind: PhantomData }
+    }
+
+    /// [`alloc_cached`](Self::alloc_cached) of pages that stay in their places of the array cache
+    /// until they are taken from the iterator, so that none of them is copied. A copy by vectors
+    /// would also wait for the stores of the pages that were returned last.
+    ///
+    /// # Safety
+    ///
+    /// Before the value is dropped, this thread drops no page and no fragment of this pool. Such a
+    /// page would be written over one that was not taken.
+    #[inline(always)]
+    pub unsafe fn alloc_in_place(&mut self, most: usize) -> CachedPages<'_, M> {
+        let cache = &self.shared().front.cache;
+        let (first, left) = cache.pop_in_place(most);
+        CachedPages { cache, page_size: cache.page_size, first, left, kind: PhantomData }
     }
 
     /// The same context for a shorter time, to be kept in a structure.
@@ -181,9 +194,11 @@ impl fmt::Debug for PageRoom {
 pub struct CachedPages<'n, M: Memory> {
     cache: &'n Cache,
     page_size: u32,
-    /// The pages that belong to this value: in no use, and in no other list.
-    pages: slice::Iter<'n, NonNull<Desc>>,
-    kind: PhantomData<fn() -> M>,
+    /// The pages that belong to this value: in no use, and in no other list. They are in a
+    /// [`PageRoom`], or in the array cache, which writes to no place of theirs meanwhile.
+    first: *const NonNull<Desc>,
+    left: usize,
+    kind: PhantomData<(&'n PageRoom, fn() -> M)>,
 }
 
 impl<M: Memory> Iterator for CachedPages<'_, M> {
@@ -191,16 +206,20 @@ impl<M: Memory> Iterator for CachedPages<'_, M> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Page<M>> {
-        let desc = *self.pages.next()?;
-        // SAFETY: the page leaves this value, and is whole.
-        Some(unsafe { Page::from_desc(desc, 0, self.page_size) })
+        if self.left == 0 {
+            return None;
+        }
+        // SAFETY: one is left. The page leaves this value, and is whole.
+        let page = unsafe { Page::from_desc(*self.first, 0, self.page_size) };
+        self.skip(1);
+        Some(page)
     }
 }
 
 impl<M: Memory> Drop for CachedPages<'_, M> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.pages.as_slice().is_empty() {
+        if self.left > 0 {
             self.put_back();
         }
     }
@@ -211,7 +230,7 @@ impl<M: Memory> CachedPages<'_, M> {
     #[inline(always)]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.pages.len()
+        self.left
     }
 
     /// Whether all pages were taken.
@@ -228,9 +247,11 @@ impl<M: Memory> CachedPages<'_, M> {
     /// Four pages a step: comparing and counting would cost a fifth of what a short `f` costs.
     #[inline(always)]
     pub fn take_with<A, B>(&mut self, a: &mut [A], b: &mut [B], mut f: impl FnMut(&mut A, &mut B, Page<M>)) -> usize {
-        let (n, page_size) = (self.len().min(a.len()).min(b.len()), self.page_size);
-        let mut taking = Taking { all: self.pages.as_slice(), left: &mut self.pages, taken: 0 };
-        let (pages, pages_rest) = taking.all[..n].as_chunks::<4>();
+        let (n, page_size) = (self.left.min(a.len()).min(b.len()), self.page_size);
+        // SAFETY: so many are left, and their places are not written before they were taken.
+        let pages = unsafe { slice::from_raw_parts(self.first, n) };
+        let mut taking = Taking { pages: self, taken: 0 };
+        let (pages, pages_rest) = pages.as_chunks::<4>();
         let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks_mut::<4>(), b[..n].as_chunks_mut::<4>());
         let mut take = |desc: &NonNull<Desc>, a: &mut A, b: &mut B| {
             taking.taken += 1;
@@ -249,29 +270,42 @@ impl<M: Memory> CachedPages<'_, M> {
         n
     }
 
+    /// `n` of the pages were taken.
+    #[inline(always)]
+    fn skip(&mut self, n: usize) {
+        // SAFETY: no more than are left.
+        self.first = unsafe { self.first.add(n) };
+        self.left -= n;
+    }
+
     #[cold]
     fn put_back(&mut self) {
-        self.pages.by_ref().for_each(|&desc| self.cache.unpop(desc));
+        while self.left > 0 {
+            // SAFETY: one is left. If it is in the cache, it is read before a place in front of it,
+            // or its own, is written.
+            let desc = unsafe { *self.first };
+            self.skip(1);
+            self.cache.unpop(desc);
+        }
     }
 }
 
 /// Pages that are being taken. Its drop, also by a panic, leaves those that were not taken.
-struct Taking<'t, 'n> {
-    all: &'n [NonNull<Desc>],
-    left: &'t mut slice::Iter<'n, NonNull<Desc>>,
+struct Taking<'t, 'n, M: Memory> {
+    pages: &'t mut CachedPages<'n, M>,
     taken: usize,
 }
 
-impl Drop for Taking<'_, '_> {
+impl<M: Memory> Drop for Taking<'_, '_, M> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.left = self.all[self.taken..].iter();
+        self.pages.skip(self.taken);
     }
 }
 
 impl<M: Memory> fmt::Debug for CachedPages<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CachedPages({})", self.pages.len())
+        write!(f, "CachedPages({})", self.left)
     }
 }
 

@@ -39,12 +39,12 @@ use super::state::DriverState;
 use super::stats::{DeviceFault, RxStats};
 use super::stop::Stopped;
 use crate::net::{HeaderFault, Offloads, VnetHdr};
-use crate::virtqueue::fours::accepted_by_fours;
 use crate::virtqueue::driver::{
     AnyShapedQueue, BATCH, DriverFormat, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
 };
+use crate::virtqueue::fours::accepted_by_fours;
 use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
-use netmem_pool::{Page, PageRoom};
+use netmem_pool::Page;
 use std::ops::ControlFlow;
 
 /// A ring whose slots have buffers of this layout.
@@ -301,15 +301,15 @@ impl<B: Buffers> ReceivePath<B> {
         // 32 bits have the bytes of a batch, as the layout was made, and are summed by one
         // instruction.
         let mut bytes = 0u32;
-        let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
-            let len = len - HEADER;
+        let (n, ended) = queue.read_group(most, SHORTEST, |slot, more| {
+            let len = more + (SHORTEST - HEADER);
             // SAFETY: the caller's; the queue calls this with buffers that the device had, whose
             // slots keep the memory that was posted, and with at most the bytes of a buffer. A page
             // that a handler left in its place has its headroom: `RxGroup::new`.
             unsafe { B::arrived::<APART>(slot, len) };
-            bytes = bytes.wrapping_add(len);
+            bytes = bytes.wrapping_add(more);
         });
-        (n, ended, bytes.into())
+        (n, ended, (bytes + u32::from(n) * (SHORTEST - HEADER)).into())
     }
 
     /// Posts as many buffers as a group of `n` frames used, `empty` of which need pages, and
@@ -348,8 +348,8 @@ impl<B: Buffers> ReceivePath<B> {
         empty: usize,
         all: bool,
     ) {
-        let mut room = PageRoom::new();
-        if let Some(mut filling) = CachedFilling::new(&self.buffers, napi, &mut room, empty) {
+        // SAFETY: a run is filled and posted without user code, and no page of a slot is dropped.
+        if let Some(mut filling) = unsafe { CachedFilling::new(&self.buffers, napi, empty) } {
             queue.refill_run(most, all, &mut filling);
         }
     }
@@ -366,7 +366,7 @@ impl<B: Buffers> ReceivePath<B> {
     #[inline(never)]
     unsafe fn plain_frames<const COUNTED: bool>(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
         // SAFETY: the caller's.
-        let header = |slot| unsafe { B::group_header(slot) };
+        let header = |slot: &B::Buffer| unsafe { B::group_header(slot) };
         let Some((first, others)) = slots.split_first() else { return (0, Checksum::Unknown) };
         let first = header(first);
         if !first.is_plain() || (COUNTED && first.buffers() != 1) {

@@ -20,7 +20,7 @@ use super::super::packed::{Cursor, UsedDesc};
 use super::super::{
     Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, PackedDesc, PackedRing, Position, passed_packed,
 };
-use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
+use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries, opaque};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -340,8 +340,8 @@ impl DriverFormat for Packed {
                 other = word & UsedDesc::TURN == turn;
                 return false;
             }
-            seen(buffer, expected.shortest + more as u32);
-            next += NEXT_ID;
+            seen(buffer, more as u32);
+            next = opaque(next + NEXT_ID);
             true
         });
         (accepted as u16, other)

@@ -14,7 +14,7 @@ use super::super::split::{Local, UsedWord};
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
-use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
+use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries, opaque};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -331,8 +331,8 @@ impl DriverFormat for Split {
             if more > span {
                 return false;
             }
-            seen(buffer, expected.shortest + more as u32);
-            next += NEXT_ID;
+            seen(buffer, more as u32);
+            next = opaque(next + NEXT_ID);
             true
         });
         if accepted < buffers.len() {
@@ -342,7 +342,7 @@ impl DriverFormat for Split {
         if !expected.allows(len) {
             return (n as u16 - 1, true);
         }
-        seen(last, len);
+        seen(last, len - expected.shortest);
         (n as u16, false)
     }
 

@@ -198,7 +198,7 @@ pub struct CachedPages<'n, M: Memory> {
     /// [`PageRoom`], or in the array cache, which writes to no place of theirs meanwhile.
     first: *const NonNull<Desc>,
     left: usize,
-    kind: PhantomData<(&'n PageRoom, fn() -> M)>,
+    kind: PhantomData<fn() -> M>,
 }
 
 impl<M: Memory> Iterator for CachedPages<'_, M> {

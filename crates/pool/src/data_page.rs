@@ -123,7 +123,7 @@ impl<M: Memory> DataPage<M> {
     pub unsafe fn set_len_unchecked(&mut self, len: u32) {
         debug_assert!(self.headroom() + len as usize <= self.capacity());
         // SAFETY: the caller's: they are among the bytes of the page of which the value was made.
-        unsafe { self.data.store_span(Span::new(self.data.offset() as u32, len)) };
+        unsafe { self.data.set_span(Span::new(self.data.offset() as u32, len)) };
     }
 
     /// Calls `f` with the page, with all of its bytes.

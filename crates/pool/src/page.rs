@@ -122,26 +122,19 @@ impl<M: Memory> Page<M> {
         self.span
     }
 
-    /// Makes other bytes of the page those of the value.
+    /// Makes other bytes of the page those of the value, by one store of the whole word. A compiler
+    /// would store a length alone, which a processor does not forward to a load of the word.
     ///
     /// # Safety
     ///
     /// They are in the page, and no other value has them.
     #[inline(always)]
     pub(crate) unsafe fn set_span(&mut self, span: Span) {
-        self.span = span;
-    }
-
-    /// The same with the same contract, by one store of the whole word. If only the length changes,
-    /// a compiler would store that half alone. A load of the word soon after would then wait until
-    /// the store has left the processor's store buffer, behind all earlier ones.
-    #[inline(always)]
-    pub(crate) unsafe fn store_span(&mut self, span: Span) {
-        // SAFETY: an exclusive reference. A volatile store is not made narrower.
+        // SAFETY: an exclusive reference; a volatile store is not made narrower.
         unsafe { (&raw mut self.span).write_volatile(span) };
     }
 
-    /// [`set_span`](Self::set_span), by value and with the same contract.
+    /// The same, by value and with the same contract.
     #[inline(always)]
     pub(crate) unsafe fn with_span(self, span: Span) -> Self {
         // SAFETY: the count is passed on; the bytes are the caller's.

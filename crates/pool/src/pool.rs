@@ -113,13 +113,11 @@ impl<M: Memory> Napi<'_, M> {
     }
 
     /// [`alloc_cached`](Self::alloc_cached) of pages that stay in their places of the array cache
-    /// until they are taken from the iterator, so that none of them is copied. A copy by vectors
-    /// would also wait for the stores of the pages that were returned last.
+    /// until they are taken from the iterator: none is copied.
     ///
     /// # Safety
     ///
-    /// Before the value is dropped, this thread drops no page and no fragment of this pool. Such a
-    /// page would be written over one that was not taken.
+    /// Until the value is dropped, this thread drops no page of this pool: it would be written there.
     #[inline(always)]
     pub unsafe fn alloc_in_place(&mut self, most: usize) -> CachedPages<'_, M> {
         let cache = &self.shared().front.cache;
@@ -194,8 +192,7 @@ impl fmt::Debug for PageRoom {
 pub struct CachedPages<'n, M: Memory> {
     cache: &'n Cache,
     page_size: u32,
-    /// The pages that belong to this value: in no use, and in no other list. They are in a
-    /// [`PageRoom`], or in the array cache, which writes to no place of theirs meanwhile.
+    /// The pages that belong to this value, in a [`PageRoom`] or in the array cache.
     first: *const NonNull<Desc>,
     left: usize,
     kind: PhantomData<fn() -> M>,
@@ -241,14 +238,12 @@ impl<M: Memory> CachedPages<'_, M> {
     }
 
     /// Calls `f` for each of the next pages, with an entry of each of two arrays, up to the end of
-    /// the shortest of the three. Returns how many pages it has taken. If `f` panics, the pages
-    /// behind are not taken.
-    ///
-    /// Four pages a step: comparing and counting would cost a fifth of what a short `f` costs.
+    /// the shortest of the three, four a step. Returns how many pages it has taken. If `f` panics,
+    /// the pages behind are not taken.
     #[inline(always)]
     pub fn take_with<A, B>(&mut self, a: &mut [A], b: &mut [B], mut f: impl FnMut(&mut A, &mut B, Page<M>)) -> usize {
         let (n, page_size) = (self.left.min(a.len()).min(b.len()), self.page_size);
-        // SAFETY: so many are left, and their places are not written before they were taken.
+        // SAFETY: so many are left, and nothing writes to their places meanwhile.
         let pages = unsafe { slice::from_raw_parts(self.first, n) };
         let mut taking = Taking { pages: self, taken: 0 };
         let (pages, pages_rest) = pages.as_chunks::<4>();
@@ -281,11 +276,9 @@ impl<M: Memory> CachedPages<'_, M> {
     #[cold]
     fn put_back(&mut self) {
         while self.left > 0 {
-            // SAFETY: one is left. If it is in the cache, it is read before a place in front of it,
-            // or its own, is written.
-            let desc = unsafe { *self.first };
+            // SAFETY: one is left, which is read before its place, or one in front, is written.
+            self.cache.unpop(unsafe { *self.first });
             self.skip(1);
-            self.cache.unpop(desc);
         }
     }
 }

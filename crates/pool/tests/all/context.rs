@@ -287,7 +287,6 @@ fn cached_pages_in_bulk() {
     }
     // In place: the same pages, and what was not taken is in the cache as it was, or moves down.
     for (most, taken) in [(0, 0), (1, 1), (5, 3), (64, 64), (64, 0), (80, 79), (200, 80)] {
-        let before = pool.stats();
         let cached = |pool: &mut PagePool<Private>| {
             pool.poll(|napi| napi.alloc_cached(&mut PageRoom::new(), 64).map(|page| page.index()).collect::<Vec<_>>())
         };
@@ -307,7 +306,7 @@ fn cached_pages_in_bulk() {
         assert!(!rest.iter().any(|index| ids.contains(index)), "a page in the cache is in use");
         assert!(taken > 0 || rest == all);
         pool.poll(|_| drop(held));
-        assert_eq!((pool.stats().inflight(), before.inflight()), (0, 0));
+        assert_eq!(pool.stats().inflight(), 0);
     }
     // User code panics: what was not taken stays with the cache.
     for at in [0, 7, 63] {

@@ -184,6 +184,18 @@ impl Cache {
         n
     }
 
+    /// The same without moving them: they stay in their places, in the order of the array. Returns
+    /// the first place and how many there are. The cache writes over them when a page is returned.
+    #[inline(always)]
+    pub(crate) fn pop_in_place(&self, most: usize) -> (*const NonNull<Desc>, usize) {
+        let n = most.min(self.len());
+        // SAFETY: there are that many pages above the bottom.
+        let newest = unsafe { self.newest.load(Ordering::Relaxed).sub(n) };
+        self.newest.store(newest, Ordering::Relaxed);
+        // A place with a page is not null. Without any, the place is not read.
+        (newest.wrapping_add(1).cast(), n)
+    }
+
     /// Moves pages into `out`, the newest first, as `made` makes them, until `out` is full or the
     /// array is empty. Returns how many. It counts nothing, as [`pop`](Self::pop) does. `made` must
     /// not use the cache.

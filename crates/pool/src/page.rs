@@ -122,14 +122,16 @@ impl<M: Memory> Page<M> {
         self.span
     }
 
-    /// Makes other bytes of the page those of the value.
+    /// Makes other bytes of the page those of the value, by one store of the whole word. A compiler
+    /// would store a length alone, which a processor does not forward to a load of the word.
     ///
     /// # Safety
     ///
     /// They are in the page, and no other value has them.
     #[inline(always)]
     pub(crate) unsafe fn set_span(&mut self, span: Span) {
-        self.span = span;
+        // SAFETY: an exclusive reference; a volatile store is not made narrower.
+        unsafe { (&raw mut self.span).write_volatile(span) };
     }
 
     /// The same, by value and with the same contract.

@@ -109,9 +109,20 @@ impl<M: Memory> Napi<'_, M> {
     pub fn alloc_cached<'n>(&'n mut self, room: &'n mut PageRoom, most: usize) -> CachedPages<'n, M> {
         let cache = &self.shared().front.cache;
         let n = cache.pop_many(&mut room.0[..most.min(PageRoom::PAGES)]);
-        // SAFETY: the first `n` were initialised.
-        let pages = unsafe { slice::from_raw_parts(room.0.as_ptr().cast::<NonNull<Desc>>(), n) };
-        CachedPages { cache, page_size: cache.page_size, pages: pages.iter(), kind: PhantomData }
+        CachedPages { cache, page_size: cache.page_size, first: room.0.as_ptr().cast(), left: n, kind: PhantomData }
+    }
+
+    /// [`alloc_cached`](Self::alloc_cached) of pages that stay in their places of the array cache
+    /// until they are taken from the iterator: none is copied.
+    ///
+    /// # Safety
+    ///
+    /// Until the value is dropped, this thread drops no page of this pool: it would be written there.
+    #[inline(always)]
+    pub unsafe fn alloc_in_place(&mut self, most: usize) -> CachedPages<'_, M> {
+        let cache = &self.shared().front.cache;
+        let (first, left) = cache.pop_in_place(most);
+        CachedPages { cache, page_size: cache.page_size, first, left, kind: PhantomData }
     }
 
     /// The same context for a shorter time, to be kept in a structure.
@@ -181,8 +192,9 @@ impl fmt::Debug for PageRoom {
 pub struct CachedPages<'n, M: Memory> {
     cache: &'n Cache,
     page_size: u32,
-    /// The pages that belong to this value: in no use, and in no other list.
-    pages: slice::Iter<'n, NonNull<Desc>>,
+    /// The pages that belong to this value, in a [`PageRoom`] or in the array cache.
+    first: *const NonNull<Desc>,
+    left: usize,
     kind: PhantomData<fn() -> M>,
 }
 
@@ -191,16 +203,20 @@ impl<M: Memory> Iterator for CachedPages<'_, M> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Page<M>> {
-        let desc = *self.pages.next()?;
-        // SAFETY: the page leaves this value, and is whole.
-        Some(unsafe { Page::from_desc(desc, 0, self.page_size) })
+        if self.left == 0 {
+            return None;
+        }
+        // SAFETY: one is left. The page leaves this value, and is whole.
+        let page = unsafe { Page::from_desc(*self.first, 0, self.page_size) };
+        self.skip(1);
+        Some(page)
     }
 }
 
 impl<M: Memory> Drop for CachedPages<'_, M> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.pages.as_slice().is_empty() {
+        if self.left > 0 {
             self.put_back();
         }
     }
@@ -211,7 +227,7 @@ impl<M: Memory> CachedPages<'_, M> {
     #[inline(always)]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.pages.len()
+        self.left
     }
 
     /// Whether all pages were taken.
@@ -221,48 +237,68 @@ impl<M: Memory> CachedPages<'_, M> {
         self.len() == 0
     }
 
-    /// Calls `f` for each of the next `n` pages, with its number from 0 on. A loop that also walks
-    /// `n` entries of other arrays then compares one number a page. If `f` panics, the pages behind
-    /// are not taken.
-    ///
-    /// # Panics
-    ///
-    /// If there are fewer.
+    /// Calls `f` for each of the next pages, with an entry of each of two arrays, up to the end of
+    /// the shortest of the three, four a step. Returns how many pages it has taken. If `f` panics,
+    /// the pages behind are not taken.
     #[inline(always)]
-    pub fn take_each(&mut self, n: usize, mut f: impl FnMut(usize, Page<M>)) {
-        let mut taking = Taking { all: self.pages.as_slice(), left: &mut self.pages, taken: 0 };
-        let pages = &taking.all[..n];
-        #[allow(clippy::needless_range_loop, reason = "a compiler then compares no index of other arrays")]
-        for i in 0..n {
-            taking.taken = i + 1;
+    pub fn take_with<A, B>(&mut self, a: &mut [A], b: &mut [B], mut f: impl FnMut(&mut A, &mut B, Page<M>)) -> usize {
+        let (n, page_size) = (self.left.min(a.len()).min(b.len()), self.page_size);
+        // SAFETY: so many are left, and nothing writes to their places meanwhile.
+        let pages = unsafe { slice::from_raw_parts(self.first, n) };
+        let mut taking = Taking { pages: self, taken: 0 };
+        let (pages, pages_rest) = pages.as_chunks::<4>();
+        let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks_mut::<4>(), b[..n].as_chunks_mut::<4>());
+        let mut take = |desc: &NonNull<Desc>, a: &mut A, b: &mut B| {
+            taking.taken += 1;
             // SAFETY: the page leaves this value, also if `f` panics, and is whole.
-            f(i, unsafe { Page::from_desc(pages[i], 0, self.page_size) });
+            f(a, b, unsafe { Page::from_desc(*desc, 0, page_size) });
+        };
+        for (([page0, page1, page2, page3], [a0, a1, a2, a3]), [b0, b1, b2, b3]) in pages.iter().zip(a).zip(b) {
+            take(page0, a0, b0);
+            take(page1, a1, b1);
+            take(page2, a2, b2);
+            take(page3, a3, b3);
         }
+        for ((page, a), b) in pages_rest.iter().zip(a_rest).zip(b_rest) {
+            take(page, a, b);
+        }
+        n
+    }
+
+    /// `n` of the pages were taken.
+    #[inline(always)]
+    fn skip(&mut self, n: usize) {
+        // SAFETY: no more than are left.
+        self.first = unsafe { self.first.add(n) };
+        self.left -= n;
     }
 
     #[cold]
     fn put_back(&mut self) {
-        self.pages.by_ref().for_each(|&desc| self.cache.unpop(desc));
+        while self.left > 0 {
+            // SAFETY: one is left, which is read before its place, or one in front, is written.
+            self.cache.unpop(unsafe { *self.first });
+            self.skip(1);
+        }
     }
 }
 
 /// Pages that are being taken. Its drop, also by a panic, leaves those that were not taken.
-struct Taking<'t, 'n> {
-    all: &'n [NonNull<Desc>],
-    left: &'t mut slice::Iter<'n, NonNull<Desc>>,
+struct Taking<'t, 'n, M: Memory> {
+    pages: &'t mut CachedPages<'n, M>,
     taken: usize,
 }
 
-impl Drop for Taking<'_, '_> {
+impl<M: Memory> Drop for Taking<'_, '_, M> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.left = self.all[self.taken..].iter();
+        self.pages.skip(self.taken);
     }
 }
 
 impl<M: Memory> fmt::Debug for CachedPages<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CachedPages({})", self.pages.len())
+        write!(f, "CachedPages({})", self.left)
     }
 }
 

@@ -38,8 +38,8 @@ impl<const PASS: bool> Handler<PeerShared> for Look<PASS> {
     }
 }
 
-/// Reads 16 bytes of each frame of a group, then takes its page, and drops that (`TAKE`), or leaves
-/// it.
+/// Reads 16 bytes of each frame of a group, then takes its page, and drops that in line (`TAKE`), or
+/// leaves it.
 struct LookAtGroups<const TAKE: bool>(u64);
 
 impl<const TAKE: bool> Handler<PeerShared> for LookAtGroups<TAKE> {
@@ -47,8 +47,8 @@ impl<const TAKE: bool> Handler<PeerShared> for LookAtGroups<TAKE> {
         for mut frame in group.frames() {
             let head: [u8; 16] = frame.read_at(0).unwrap_or_default();
             self.0 += u64::from(head[12]);
-            if TAKE {
-                drop(frame.take_page());
+            if TAKE && let Some(page) = frame.take_page() {
+                page.release();
             }
         }
     }

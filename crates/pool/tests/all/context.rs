@@ -285,14 +285,40 @@ fn cached_pages_in_bulk() {
         pool.poll(|_| drop(held));
         assert_eq!(pool.stats().inflight(), 0);
     }
+    // In place: the same pages, and what was not taken is in the cache as it was, or moves down.
+    for (most, taken) in [(0, 0), (1, 1), (5, 3), (64, 64), (64, 0), (80, 79), (200, 80)] {
+        let cached = |pool: &mut PagePool<Private>| {
+            pool.poll(|napi| napi.alloc_cached(&mut PageRoom::new(), 64).map(|page| page.index()).collect::<Vec<_>>())
+        };
+        let all = cached(&mut pool);
+        let held = pool.poll(|napi| {
+            // SAFETY: no page is dropped before the value is.
+            let mut pages = unsafe { napi.alloc_in_place(most) };
+            assert_eq!(pages.len(), most.min(80));
+            let (mut held, mut places) = (Vec::new(), vec![(); taken]);
+            let n = pages.take_with(&mut places, &mut vec![(); taken + 1], |_, _, page| held.push(page));
+            assert_eq!((n, pages.len()), (taken, most.min(80) - taken));
+            held
+        });
+        let ids: HashSet<_> = held.iter().map(Page::index).collect();
+        assert_eq!(ids.len(), taken, "a page is allocated twice");
+        let rest = cached(&mut pool);
+        assert!(!rest.iter().any(|index| ids.contains(index)), "a page in the cache is in use");
+        assert!(taken > 0 || rest == all);
+        pool.poll(|_| drop(held));
+        assert_eq!(pool.stats().inflight(), 0);
+    }
     // User code panics: what was not taken stays with the cache.
     for at in [0, 7, 63] {
         pool.poll(|napi| {
             let mut room = PageRoom::new();
             let mut pages = napi.alloc_cached(&mut room, 64);
-            let take = |i, page: Page<Private>| if i == at { resume_unwind(Box::new(())) } else { drop(page) };
-            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_each(64, take))).is_err());
-            assert_eq!(pages.len(), 63 - at);
+            let mut places: Vec<_> = (0..64).collect();
+            let take = |&mut i: &mut i32, _: &mut (), page: Page<Private>| {
+                if i == at { resume_unwind(Box::new(())) } else { drop(page) }
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_with(&mut places, &mut [(); 64], take))).is_err());
+            assert_eq!(pages.len(), 63 - at as usize);
         });
         assert_eq!(pool.stats().inflight(), 0);
     }

@@ -11,7 +11,7 @@ use super::stats::RxStats;
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::{Fill, FillRun, Segments};
 use netmem_packet::{Meta, RxGroup};
-use netmem_pool::{CachedPages, DataPage, Page, PageRoom, PeerMemory};
+use netmem_pool::{CachedPages, DataPage, Page, PeerMemory};
 
 /// The shortest frame that is delivered: an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
@@ -217,7 +217,7 @@ pub(super) trait Buffers {
     }
 
     /// Puts a page into an empty slot. Returns the device address of the buffer. Calls no user
-    /// code.
+    /// code, and drops no page.
     ///
     /// # Safety
     ///
@@ -229,14 +229,14 @@ pub(super) trait Buffers {
         0
     }
 
-    /// The pool from which a layout that has [`groups`](Self::groups) fills its slots.
+    /// Pages from which a layout that has [`groups`](Self::groups) fills its slots.
+    ///
+    /// # Safety
+    ///
+    /// As for [`alloc_in_place`](netmem_pool::Napi::alloc_in_place).
     #[inline(always)]
-    fn cached<'n>(
-        napi: &'n mut Napi<'_, Self>,
-        room: &'n mut PageRoom,
-        most: usize,
-    ) -> Option<CachedPages<'n, Self::Mem>> {
-        let _ = (napi, room, most);
+    unsafe fn cached<'n>(napi: &'n mut Napi<'_, Self>, most: usize) -> Option<CachedPages<'n, Self::Mem>> {
+        let _ = (napi, most);
         None
     }
 
@@ -303,12 +303,17 @@ pub(super) struct CachedFilling<'n, B: Buffers> {
 
 impl<'n, B: Buffers> CachedFilling<'n, B> {
     /// With up to `most` pages. `None` if the layout has no groups.
+    ///
+    /// # Safety
+    ///
+    /// Before the value is dropped, this thread drops no page.
     #[inline(always)]
-    pub(super) fn new(buffers: &B, napi: &'n mut Napi<'_, B>, room: &'n mut PageRoom, most: usize) -> Option<Self> {
+    pub(super) unsafe fn new(buffers: &B, napi: &'n mut Napi<'_, B>, most: usize) -> Option<Self> {
         if !buffers.groups() {
             return None;
         }
-        Some(Self { layout: buffers.layout(), pages: B::cached(napi, room, most)? })
+        // SAFETY: the caller's.
+        Some(Self { layout: buffers.layout(), pages: unsafe { B::cached(napi, most)? } })
     }
 }
 
@@ -326,11 +331,9 @@ impl<B: Buffers> FillRun<B::Buffer> for CachedFilling<'_, B> {
 
     #[inline(always)]
     fn fill_all(&mut self, slots: &mut [B::Buffer], addrs: &mut [u64]) -> usize {
-        let n = slots.len().min(addrs.len()).min(self.pages.len());
-        let (layout, slots, addrs) = (self.layout, &mut slots[..n], &mut addrs[..n]);
+        let layout = self.layout;
         // SAFETY: *cached*.
-        self.pages.take_each(n, |i, page| addrs[i] = unsafe { B::fill_cached(layout, &mut slots[i], page) });
-        n
+        self.pages.take_with(slots, addrs, |slot, addr, page| *addr = unsafe { B::fill_cached(layout, slot, page) })
     }
 }
 

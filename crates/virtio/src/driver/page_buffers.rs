@@ -15,7 +15,7 @@ use super::queue_config::QueueConfig;
 use crate::net::VnetHdr;
 use crate::virtqueue::driver::Segments;
 use netmem_packet::{Meta, XdpFrame};
-use netmem_pool::{CachedPages, DataPage, Napi, Page, PageId, PagePool, PageRoom, PeerMemory, PoolClosed};
+use netmem_pool::{CachedPages, DataPage, Napi, Page, PageId, PagePool, PeerMemory, PoolClosed};
 use std::mem;
 
 /// Bytes of a header.
@@ -216,8 +216,9 @@ impl<M: PeerMemory> Buffers for PageBuffers<M> {
 
     /// A page that is split is not whole, so that parts of it are filled one by one.
     #[inline(always)]
-    fn cached<'n>(napi: &'n mut Napi<'_, M>, room: &'n mut PageRoom, most: usize) -> Option<CachedPages<'n, M>> {
-        Some(napi.alloc_cached(room, most))
+    unsafe fn cached<'n>(napi: &'n mut Napi<'_, M>, most: usize) -> Option<CachedPages<'n, M>> {
+        // SAFETY: the caller's.
+        Some(unsafe { napi.alloc_in_place(most) })
     }
 
     #[inline(always)]

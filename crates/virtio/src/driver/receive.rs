@@ -42,8 +42,9 @@ use crate::net::{HeaderFault, Offloads, VnetHdr};
 use crate::virtqueue::driver::{
     AnyShapedQueue, BATCH, DriverFormat, RingEnd, SHAPED_LOOK, ShapedQueue, Take, Taken, with_queue,
 };
+use crate::virtqueue::fours::accepted_by_fours;
 use netmem_packet::{Checksum, FrameCounts, MAX_FRAGS, Meta, RxGroup};
-use netmem_pool::{Page, PageRoom};
+use netmem_pool::Page;
 use std::ops::ControlFlow;
 
 /// A ring whose slots have buffers of this layout.
@@ -307,15 +308,15 @@ impl<B: Buffers> ReceivePath<B> {
         // 32 bits have the bytes of a batch, as the layout was made, and are summed by one
         // instruction.
         let mut bytes = 0u32;
-        let (n, ended) = queue.read_group(most, SHORTEST, |slot, len| {
-            let len = len - HEADER;
+        let (n, ended) = queue.read_group(most, SHORTEST, |slot, more| {
+            let len = more + (SHORTEST - HEADER);
             // SAFETY: the caller's; the queue calls this with buffers that the device had, whose
             // slots keep the memory that was posted, and with at most the bytes of a buffer. A page
             // that a handler left in its place has its headroom: `RxGroup::new`.
             unsafe { B::arrived::<APART>(slot, len) };
-            bytes = bytes.wrapping_add(len);
+            bytes = bytes.wrapping_add(more);
         });
-        (n, ended, bytes.into())
+        (n, ended, (bytes + u32::from(n) * (SHORTEST - HEADER)).into())
     }
 
     /// Posts as many buffers as a group of `n` frames used, `empty` of which need pages, and
@@ -354,8 +355,8 @@ impl<B: Buffers> ReceivePath<B> {
         empty: usize,
         all: bool,
     ) {
-        let mut room = PageRoom::new();
-        if let Some(mut filling) = CachedFilling::new(&self.buffers, napi, &mut room, empty) {
+        // SAFETY: a run is filled and posted without user code, and no page of a slot is dropped.
+        if let Some(mut filling) = unsafe { CachedFilling::new(&self.buffers, napi, empty) } {
             queue.refill_run(most, all, &mut filling);
         }
     }
@@ -372,12 +373,14 @@ impl<B: Buffers> ReceivePath<B> {
     #[inline(never)]
     unsafe fn plain_frames<const COUNTED: bool>(&self, slots: &[B::Buffer]) -> (u16, Checksum) {
         // SAFETY: the caller's.
-        let mut headers = slots.iter().map(|slot| unsafe { B::group_header(slot) });
-        let Some(first) = headers.next().filter(|first| first.is_plain() && (!COUNTED || first.buffers() == 1)) else {
+        let header = |slot: &B::Buffer| unsafe { B::group_header(slot) };
+        let Some((first, others)) = slots.split_first() else { return (0, Checksum::Unknown) };
+        let first = header(first);
+        if !first.is_plain() || (COUNTED && first.buffers() != 1) {
             return (0, Checksum::Unknown);
-        };
+        }
         let kind = first.kind(COUNTED);
-        let n = headers.position(|header| header.kind(COUNTED) != kind).map_or(slots.len(), |n| n + 1);
+        let n = 1 + accepted_by_fours(others, |slot| header(slot).kind(COUNTED) == kind);
         let verified = self.offloads.verifies(first.flags());
         (n as u16, if verified { Checksum::Verified } else { Checksum::Unknown })
     }

@@ -17,7 +17,7 @@
 //! | `negotiated.rs` | the features that driver and device have negotiated, as a value |
 //! | `event.rs` | when a notification must be sent, and why none is lost |
 //! | `fault.rs` | the checks of all words that the peer writes |
-//! | `fours.rs` | a loop over two arrays, four entries at a time |
+//! | `fours.rs` | loops over arrays, four entries at a time |
 //! | `sync.rs` | the atomics, so that loom can replace them |
 //! | `model.rs`, `model/` | loom's models: `arm` against `publish`; buffers that go around |
 
@@ -26,7 +26,7 @@ pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod event;
 pub(crate) mod fault;
-mod fours;
+pub(crate) mod fours;
 #[cfg(all(test, loom))]
 mod model;
 mod negotiated;

@@ -52,7 +52,7 @@ impl Expected {
     /// is at most [`span`](Self::span), that has the same id, and a length that is allowed.
     #[inline(always)]
     pub(super) fn word(self, id: u32) -> u64 {
-        u64::from(id) << 32 | u64::from(self.shortest)
+        opaque(u64::from(id) << 32 | u64::from(self.shortest))
     }
 
     /// Whether a length is allowed.
@@ -64,6 +64,22 @@ impl Expected {
 
 /// The difference between the words of two ids that follow each other.
 pub(super) const NEXT_ID: u64 = 1 << 32;
+
+/// Returns its argument, and hides from the compiler how it was computed. In a loop that adds a
+/// constant to a word four times a step, a compiler would else make that many constants, of ten
+/// bytes each, and compute each word from the first one.
+#[inline(always)]
+pub(super) fn opaque(number: u64) -> u64 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let mut number = number;
+        // SAFETY: no instruction.
+        unsafe { std::arch::asm!("/* {0} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags)) };
+        number
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    number
+}
 
 /// A ring format, seen from the driver: how buffers are described to the device and how used ones
 /// are found. The queue owns the slots, and checks what the format does not check.
@@ -135,7 +151,8 @@ pub(crate) trait DriverFormat: Sized {
     fn read_to(&mut self, at: Self::At);
 
     /// Reads used entries from the next one on, where each buffer is one entry of the ring, as long
-    /// as each is what is `expected`. Calls `seen` with the buffer of each, and its length.
+    /// as each is what is `expected`. Calls `seen` with the buffer of each, and how many bytes more
+    /// than the shortest it has.
     /// `buffers` are those from the next one on, not around the end of the ring: not more are read.
     /// Returns how many entries were as expected, and whether another one is used behind them. If
     /// the device claims more than were posted, a split ring returns none, and a packed ring at

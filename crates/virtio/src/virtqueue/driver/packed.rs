@@ -15,11 +15,12 @@
 
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
+use super::super::fours::count_by_fours;
 use super::super::packed::{Cursor, UsedDesc};
 use super::super::{
     Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Event, PackedDesc, PackedRing, Position, passed_packed,
 };
-use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
+use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries, opaque};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -331,15 +332,19 @@ impl DriverFormat for Packed {
         let descs = self.ring.used_words(self.used, n);
         let turn = u64::from(self.used.used()) << 48;
         let (mut next, span) = (turn | expected.word(expected.first.into()), u64::from(expected.span));
-        for (i, (buffer, desc)) in buffers[..descs.len()].iter_mut().zip(descs).enumerate() {
+        let mut other = false;
+        let accepted = count_by_fours(buffers, descs, |buffer, desc| {
             let word = desc.read() & UsedDesc::MASK;
-            if word.wrapping_sub(next) > span {
-                return (i as u16, word & UsedDesc::TURN == turn);
+            let more = word.wrapping_sub(next);
+            if more > span {
+                other = word & UsedDesc::TURN == turn;
+                return false;
             }
-            seen(buffer, word as u32);
-            next += NEXT_ID;
-        }
-        (descs.len() as u16, false)
+            seen(buffer, more as u32);
+            next = opaque(next + NEXT_ID);
+            true
+        });
+        (accepted as u16, other)
     }
 
     #[inline(always)]

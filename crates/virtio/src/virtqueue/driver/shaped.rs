@@ -475,8 +475,8 @@ impl<F: DriverFormat, B> ShapedQueue<F, B> {
     /// Reads a group: used buffers that are the next ones in order, at most `most`, at consecutive
     /// places, into each of which the device has written `shortest` bytes or more. For buffers of
     /// one segment without a table. Nothing is consumed before [`lend`](Self::lend). Calls `seen`
-    /// with each buffer and its length. Returns how many there are, and whether an entry behind them
-    /// is used that is not part of the group.
+    /// with each buffer and how many bytes more than `shortest` it has. Returns how many there are,
+    /// and whether an entry behind them is used that is not part of the group.
     ///
     /// The first entry that is anything else ends the group, and is not judged here. Nor is there a
     /// group while buffers that [`pending`](Self::pending) has found were not taken, or slots are

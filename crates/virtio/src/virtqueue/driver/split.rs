@@ -9,12 +9,12 @@
 
 use super::super::event::full_fence;
 use super::super::fault::DeviceFault;
-use super::super::fours::for_each_by_fours;
+use super::super::fours::{count_by_fours, for_each_by_fours};
 use super::super::split::{Local, UsedWord};
 use super::super::{
     AVAIL_NO_INTERRUPT, Armed, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Desc, SplitRing, USED_NO_NOTIFY, passed,
 };
-use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries};
+use super::format::{DriverFormat, Expected, NEXT_ID, UsedEntries, opaque};
 use super::free::Free;
 use super::shape::{Setup, Shape};
 use super::tables::{Segment, Tables};
@@ -324,21 +324,25 @@ impl DriverFormat for Split {
         }
         let (mut next, span) = (expected.word(u32::from(first) + 1), u64::from(expected.span));
         let Some((last, buffers)) = buffers[..n].split_last_mut() else { return (0, false) };
-        for (i, (buffer, word)) in buffers.iter_mut().zip(used.words()).enumerate() {
+        let accepted = count_by_fours(buffers, used.words(), |buffer, word| {
             // The length of this entry and the id of the next one. If only the id is wrong, this
             // entry is left out, too.
-            let word = word.read();
-            if word.wrapping_sub(next) > span {
-                return (i as u16, true);
+            let more = word.read().wrapping_sub(next);
+            if more > span {
+                return false;
             }
-            seen(buffer, word as u32);
-            next += NEXT_ID;
+            seen(buffer, more as u32);
+            next = opaque(next + NEXT_ID);
+            true
+        });
+        if accepted < buffers.len() {
+            return (accepted as u16, true);
         }
         let len = used.last_len();
         if !expected.allows(len) {
             return (n as u16 - 1, true);
         }
-        seen(last, len);
+        seen(last, len - expected.shortest);
         (n as u16, false)
     }
 

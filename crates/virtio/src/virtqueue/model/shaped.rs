@@ -155,7 +155,7 @@ impl Driver {
     /// Takes what the device has used in order, as a group.
     fn receive_group<F: DriverFormat>(&mut self, queue: &mut ShapedQueue<F, Option<u8>>) {
         let mut lens = Vec::new();
-        let (n, _) = queue.read_group(SIZE, 1, |_, len| lens.push(len));
+        let (n, _) = queue.read_group(SIZE, 1, |_, more| lens.push(1 + more));
         let mut lent = queue.lend(n);
         lent.buffers.iter_mut().zip(lens).for_each(|(buffer, len)| self.handle(len, buffer));
         lent.handled(n.into(), |_| 0);

@@ -18,7 +18,7 @@ pub(crate) struct Frags<M: Memory>(Option<Box<Vec<Frag<M>>>>);
 impl<M: Memory> Drop for Frags<M> {
     #[inline]
     fn drop(&mut self) {
-        /// Out of line, so that the drop of a packet has the registers, and the code, of its head's.
+        /// Out of line, so that the drop of a packet saves no registers for a list that it lacks.
         #[inline(never)]
         #[allow(clippy::box_collection, reason = "see above")]
         fn free<M: Memory>(frags: Box<Vec<Frag<M>>>) {

@@ -117,7 +117,8 @@ impl<M: Memory> Napi<'_, M> {
     ///
     /// # Safety
     ///
-    /// Until the value is dropped, this thread drops no page of this pool: it would be written there.
+    /// Until the value is dropped, this thread drops no page of this pool: the cache would write it
+    /// over a page that was not taken.
     #[inline(always)]
     pub unsafe fn alloc_in_place(&mut self, most: usize) -> CachedPages<'_, M> {
         let cache = &self.shared().front.cache;

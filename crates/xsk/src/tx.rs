@@ -398,8 +398,8 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
             return 0;
         }
         let mut done = 0;
-        // What `sendable` knows of the ring. The kernel may complete descriptors before it publishes
-        // that it has consumed them, so that its index can be behind the completions.
+        // The free places that `sendable` then knows. The kernel may complete descriptors before it
+        // publishes that it has consumed them, so that its index can be behind the completions.
         let outcome = self.reap(&mut done).and_then(|()| {
             let most = self.max_descriptors.min(self.limit - self.out.total());
             self.tx.free(most)

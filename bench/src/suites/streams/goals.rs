@@ -14,20 +14,20 @@ const DEVICE: &str = "The device and the application's write take two thirds of 
 /// Why a segment costs more than smoltcp's.
 const TURNS: &str = "Most of the rest is the device's and the driver's (docs/notes/streams.md).";
 /// Why a request takes longer than smoltcp's.
-const REQUEST: &str = "A connection is processed twice for a request, when its segment arrives and when its user has answered, and each time has timers, \
-                       a window by buffers, RACK and congestion control, of which smoltcp has less (docs/notes/streams.md).";
-/// Why a gigabyte costs more of the kernel's CPU time than it should.
-const SMALL: &str = "Profiled: 24 % are the device, 26 % notifications and sleeps, 9 % the application. Without any cost of stack and driver 0.35 would be left \
+const REQUEST: &str = "Each end processes its connection once for a request. What smoltcp has less of is in all functions: timers, a window by buffers, RACK, \
+                       congestion control, pages that any thread may drop (docs/notes/streams.md).";
+/// Why a gigabyte without offloads costs more than 0.3 of the kernel's CPU time.
+const SMALL: &str = "Profiled: 24 % are the device, 27 % notifications and sleeps, 9 % the application. Without any cost of stack, driver, joining and checksums 0.35 would be left \
                      (docs/notes/streams.md).";
-/// Why a gigabyte of segments of 64 KB does.
+/// Why a gigabyte of segments of 64 KB costs more than half of the kernel's CPU time.
 const LARGE: &str = "Profiled: the device's one copy and the application are 47 %, or 0.44 of the kernel's time; half of the kernel's is its two copies. Without any \
                      cost of stack and driver 0.75 would be left (docs/notes/streams.md).";
 /// Why throughput with checksum offload is less than four times the kernel's when threads sleep.
 const SLEEPS: &str = "Profiled: three threads share two CPUs, so CPU time decides. The stack, the driver and joining are 36 % of it: without their cost it would be \
                       2.4 times (docs/notes/streams.md).";
-/// Why it is when they poll.
-const POLLS: &str = "Profiled: the device is 52 % of the sender's thread and the application 14 %. A stack and a driver without any cost would have 3.3 times the \
-                     kernel's throughput (docs/notes/streams.md).";
+/// Why throughput with checksum offload is less than four times the kernel's when threads poll.
+const POLLS: &str = "Profiled: the device is 52 % of the sender's thread and the application 14 %. A stack, a driver and clocks without any cost would have 3.3 \
+                     times the kernel's throughput (docs/notes/streams.md).";
 /// Why a gigabyte to and from the kernel behind a tap costs more than it should.
 const BEHIND: &str = "Profiled: the kernel's copies, its tap and its sockets are 63 %. Without any cost of stack, driver and device 0.80 would be left, and without \
                       sleeps and notifications, too, 0.68 (docs/notes/streams.md).";
@@ -36,11 +36,11 @@ const TAP: &str = "One thread drives the device and the stack. What is left is m
 /// Why memcached needs more time in user mode.
 const USER: &str = "Our stack, driver and device run in user mode; those of Debian's memcached are the kernel's.";
 
-/// Why an HTTP connection costs more than a third of the kernel's.
-const HTTP: &str = "Profiled when it was 0.19: the stack is 34 %, the tables of connections 12 %, the device 9 %, sleeps and notifications 14 % \
+/// Where the time of an HTTP connection is, should it be more than a third of the kernel's.
+const HTTP: &str = "Profiled when it was 0.19: the stack is 34 %, finding connections 12 % (half of this are hashes), the device 9 %, sleeps and notifications 14 % \
                     (docs/notes/streams.md).";
 /// Why a second thread gains less than it could.
-const THREADS: &str = "Profiled: of 430 ns of a segment with two threads, about 14 are totals of the device to which all its workers add in each pass \
+const THREADS: &str = "Profiled: of 495 ns of a segment with two threads, 14 at most are totals of the device to which all its workers add in each pass; with one thread they are 4 \
                        (docs/notes/streams.md).";
 
 /// The goals that compare a row with another one, run by run: the threads, the work, the section,

@@ -143,7 +143,7 @@ impl Budget {
         parent.left() <= parent.0.limit.div_ceil(KEPT) && self.used() < self.0.limit
     }
 
-    /// Buffers that can still be counted. The budget is mostly that of a queue, which has no parent.
+    /// Buffers that can still be counted. Most budgets are asked about a queue's, without a parent.
     #[inline]
     fn left(&self) -> u32 {
         match self.0.parent {

@@ -159,7 +159,7 @@ mod tests {
     use crate::time::Time;
     use std::time::Duration;
 
-    /// Has an end process a segment, and a clone of it, in the general way, if there is a short one.
+    /// Has an end process a segment, and a clone of it in the general way, if there is a short one.
     /// Counts the segments that acknowledge nothing, and those that acknowledge all.
     fn deliver(to: &mut End, sent: &Sent, stripped: bool, now: Time, compared: &mut [u32; 2]) {
         let (header, meta) = (&sent.header, SegmentMeta::of(sent.len()));
@@ -175,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Messages in both directions, of which some are lost, late, or dropped by the receiving queue.
+    /// Messages in both directions. Some are lost, late, or dropped by the receiving queue.
     #[test]
     fn messages_have_the_same_effects_in_both_ways() {
         let mut compared = [0; 2];

@@ -335,8 +335,8 @@ mod tests {
         from / 128..(from + size_of::<T>()).div_ceil(128)
     }
 
-    /// What two workers write in each pass is not in one cache line: not the workers, their ports,
-    /// the states of these, or the counters of their pairs.
+    /// Workers, their ports, the states of these, and the counters of pairs have no cache line in
+    /// common. The totals of the device are shared, and not compared here.
     #[test]
     fn workers_have_no_line_in_common() {
         let mut ends = Cross::cable().into_iter().chain(Cross::cable());

@@ -49,7 +49,8 @@ const BYTES: usize = 8 * MAX_WIRE;
 /// Different threads may serve the two pairs, unless an end is wrapped by another port
 /// ([`Linked`](super::Linked)): that end is not woken.
 ///
-/// Ends have no cache line in common, and neither do cables: each is written in every pass.
+/// Ends have no cache line in common, and neither do cables: different threads write to them when
+/// frames wait, and before each sleep.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Cross {

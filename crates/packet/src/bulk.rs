@@ -46,8 +46,8 @@ pub struct BulkStats {
 /// A packet that the queue refuses for another reason is dropped and counted in both cases, so that
 /// it does not block the packets behind it. The queue may never accept it ([`Sendable::Never`]). Or
 /// the queue has room for it ([`Sendable::Now`]), and it could not be mapped into the device's DMA
-/// domain at that moment, for instance because the domain was full. There is no second attempt,
-/// which might map the packet. Only packets of another domain are mapped when they are sent.
+/// domain at that moment, for instance because the domain was full. No second attempt is made,
+/// although it might map the packet. Only packets of another domain are mapped when they are sent.
 ///
 /// Put a bulk into a [`Handler`](crate::Handler), whose `redirect` pushes and whose `flush`
 /// flushes. Both run in the poll context of the queue that received the frames, so packets that are

@@ -232,10 +232,11 @@ pub trait TxQueue {
     /// Whether the queue can accept `packet`: now, after completions, or never. Changes and counts
     /// nothing.
     ///
-    /// A queue answers by what it knows of the device since the last call that sends or
-    /// [completes](Self::complete), and does not read what the device writes. So after a refusal,
+    /// A queue answers by what it knew of the device in the last call that sent or
+    /// [completed](Self::complete), and does not read what the device writes. So after a refusal,
     /// the answer is the reason: a packet that was refused for want of room is not reported as
-    /// sendable [now](Sendable::Now) because the device has made room since.
+    /// sendable [now](Sendable::Now) because the device has made room since. A caller that tests
+    /// before it sends can receive [`Sendable::Later`] although the device has made room since.
     fn sendable(&self, packet: &Packet<Self::Mem>) -> Sendable;
 
     /// Whether the device supports frames with these offloads. A packet with others is refused by
@@ -249,8 +250,10 @@ pub trait TxQueue {
     /// Lets the device see the queued packets.
     fn flush(&mut self);
 
-    /// Drops the packets that the device has completed; returns how many. Inside the poll that owns
-    /// their pool, their pages return to the pool's cache.
+    /// Drops the packets that the device has completed; returns how many. If the queue has found
+    /// room for packets without any completion, it returns 1, so that 0 means that a packet which
+    /// was refused for want of room would be refused again. Inside the poll that owns their pool,
+    /// their pages return to the pool's cache.
     fn complete(&mut self) -> usize;
 
     /// Whether `frag` is in this device's DMA domain, and its address there. Two comparisons; maps

@@ -105,6 +105,10 @@ pub struct XskTx<M: UmemMemory = KernelShared> {
     max_descriptors: u32,
     /// The pages of packets that are copied.
     copies: CopyPool<M>,
+    /// Whether the kernel's index was behind its completions when the queue was last completed: it
+    /// consumes a descriptor before it completes it, and can publish so later. Otherwise at least
+    /// as many places are known to be free as the accounts allow to use.
+    is_behind: bool,
     /// Whether the kernel has sent fewer frames than there were, and must be notified again.
     kick_pending: bool,
     /// The time since which nothing has completed, although descriptors are out.
@@ -147,6 +151,7 @@ impl<M: UmemMemory> XskTx<M> {
             out: Outstanding::new(layout.chunks()),
             max_descriptors,
             copies: CopyPool::new(provider),
+            is_behind: false,
             kick_pending: false,
             waiting: None,
             late: 0,
@@ -322,6 +327,21 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(())
     }
 
+    /// Learns of the places that the kernel has made free, as far as the accounts allow to use them.
+    #[inline]
+    fn find_room(&mut self) -> Result<(), Fault> {
+        let most = self.limit - self.out.total();
+        self.is_behind = self.tx.free(most)? < most;
+        Ok(())
+    }
+
+    /// Whether the kernel's index was behind, and is not any more. The next
+    /// [`complete`](TxQueue::complete) reports it.
+    fn has_caught_up(&mut self) -> bool {
+        let most = self.limit - self.out.total();
+        self.is_behind && self.tx.free(most).map_or(true, |free| free >= most)
+    }
+
     /// Handles that descriptors are out, and none has completed.
     #[cold]
     #[inline(never)]
@@ -398,12 +418,8 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
             return 0;
         }
         let mut done = 0;
-        // The free places that `sendable` then knows. The kernel may complete descriptors before it
-        // publishes that it has consumed them, so that its index can be behind the completions.
-        let outcome = self.reap(&mut done).and_then(|()| {
-            let most = self.max_descriptors.min(self.limit - self.out.total());
-            self.tx.free(most)
-        });
+        let was_behind = self.is_behind;
+        let outcome = self.reap(&mut done).and_then(|()| self.find_room());
         if done > 0 {
             self.stats.completed += u64::from(done);
             self.waiting = None;
@@ -415,7 +431,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
         match outcome {
             Err(fault) => self.stop(fault),
-            Ok(_) => {
+            Ok(()) => {
                 if done == 0 && self.out.total() > 0 {
                     self.wait_for_completions();
                 }
@@ -424,7 +440,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
                 }
             }
         }
-        done as usize
+        done.max(u32::from(was_behind && !self.is_behind)) as usize
     }
 
     #[inline]
@@ -445,11 +461,13 @@ impl<M: UmemMemory> AsFd for XskTx<M> {
 impl<M: UmemMemory> Wait for XskTx<M> {
     fn arm(&mut self) -> io::Result<Armed> {
         self.flush();
-        if self.wait_set.arm(self.socket.as_fd(), self.out.total() > 0)? && self.socket.is_gone() {
+        let waits = self.out.total() > 0 || self.is_behind;
+        if self.wait_set.arm(self.socket.as_fd(), waits)? && self.socket.is_gone() {
             self.stop(Fault::Gone);
         }
         let checked = self.check();
-        if checked.is_ok() && !self.kick_pending && self.completion.available(1).is_ok_and(|n| n == 0) {
+        let completed = self.completion.available(1).map_or(true, |n| n > 0);
+        if checked.is_ok() && !self.kick_pending && !completed && !self.has_caught_up() {
             return Ok(Armed::Waits);
         }
         self.disarm();

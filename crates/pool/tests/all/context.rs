@@ -322,6 +322,25 @@ fn cached_pages_in_bulk() {
         });
         assert_eq!(pool.stats().inflight(), 0);
     }
+    // The same in place: the page that is dropped by the panic is written to the first place, whose
+    // page was taken.
+    for at in [0, 7, 63] {
+        pool.poll(|napi| {
+            // SAFETY: only the panic drops a page before the value is dropped.
+            let mut pages = unsafe { napi.alloc_in_place(80) };
+            let (mut held, mut places) = (Vec::new(), (0..64).collect::<Vec<_>>());
+            let take = |&mut i: &mut i32, _: &mut (), page: Page<Private>| {
+                if i == at { resume_unwind(Box::new(())) } else { held.push(page) }
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_with(&mut places, &mut [(); 64], take))).is_err());
+            assert_eq!((pages.len(), held.len()), (79 - at as usize, at as usize));
+            drop(pages);
+            // SAFETY: no page is dropped before the value is.
+            held.extend(unsafe { napi.alloc_in_place(80) });
+            assert_eq!(held.iter().map(Page::index).collect::<HashSet<_>>().len(), 80);
+        });
+        assert_eq!(pool.stats().inflight(), 0);
+    }
     // The cache has fewer than are asked for, and the rest is allocated one by one.
     let (cached, others) = pool.poll(|napi| {
         let mut room = PageRoom::new();

@@ -180,7 +180,7 @@ fn change_before_the_lock_of_note() {
     let (before, new) = (b.cable.changes.load(Ordering::Relaxed), PairHandle::new(&device(), 0));
     a.attach(Some(new.clone()));
     b.note((true, before));
-    assert_eq!(b.peer(), Some(&new));
+    assert_eq!((b.peer(), b.noted), (Some(&new), Some((true, before))), "it notes the pair twice");
     b.served(true);
     assert_eq!((b.peer(), b.noted), (Some(&new), Some((true, before + 1))));
     a.attach(None);

@@ -133,8 +133,8 @@ impl<M: Memory> Napi<'_, M> {
     pub unsafe fn alloc_in_place(&mut self, most: usize) -> CachedPages<'_, M> {
         let cache = &self.shared().front.cache;
         let (first, n) = cache.pop_in_place(most);
-        // SAFETY: the `n` places have pages, popped from the cache. No page is dropped by this
-        // thread, the caller has promised, so the cache does not write to them.
+        // SAFETY: the `n` places have pages, popped from the cache. The caller promises that the
+        // cache does not write to them, except to places whose pages were taken.
         unsafe { CachedPages::new(cache, first, n) }
     }
 

@@ -170,6 +170,8 @@ impl Cache {
 
     /// The fast path of the allocation of several pages: moves up to `into.len()` of them into
     /// `into`, the newest first. Returns how many. It counts nothing, as [`pop`](Self::pop) does.
+    /// It is for pages that are taken while the cache is in use; see
+    /// [`pop_in_place`](Self::pop_in_place).
     #[inline(always)]
     pub(crate) fn pop_many(&self, into: &mut [MaybeUninit<NonNull<Desc>>]) -> usize {
         let n = into.len().min(self.len());

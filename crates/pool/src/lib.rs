@@ -25,6 +25,7 @@ mod bulk;
 mod bytes;
 mod bytes_owner;
 mod cache;
+mod cached_pages;
 mod context;
 mod data_page;
 mod desc;
@@ -72,6 +73,7 @@ pub use netmem_percpu::trace;
 
 pub use bulk::Bulk;
 pub use bytes_owner::BytesOwner;
+pub use cached_pages::{CachedPages, PageRoom};
 pub use context::outside_context;
 pub use data_page::DataPage;
 pub use dma::{CountingDomain, Direction, DmaDomain};
@@ -87,7 +89,7 @@ pub use memory::{
 pub use netmem_percpu::prefetch;
 pub use options::PoolOptions;
 pub use page::{Page, PageId};
-pub use pool::{CachedPages, Napi, PagePool, PageRoom};
+pub use pool::{Napi, PagePool};
 pub use provider::{Provider, RegionProvider};
 pub use raw_page::RawPage;
 pub use record::StatsReader;

@@ -4,6 +4,7 @@
 //! [`crate::end`].
 
 use crate::cache::{Cache, PolledHeader};
+use crate::cached_pages::{CachedPages, PageRoom};
 use crate::desc::{Desc, UnmapEvent, put_last};
 use crate::dma::{Direction, DmaDomain};
 use crate::error::PoolError;
@@ -22,10 +23,9 @@ use netmem_percpu::Depot;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -105,11 +105,16 @@ impl<M: Memory> Napi<'_, M> {
     /// Allocates up to `most` whole pages, and no more than `room` has room for, from the array
     /// cache. If the cache has fewer, the others are for [`alloc`](Self::alloc), which also fills
     /// the cache. Calls no user code. Pages that are not taken from the iterator stay with the pool.
+    ///
+    /// This is the safe form: the pages are moved into `room`, so that this thread may drop pages
+    /// of this pool before all are taken. [`alloc_in_place`](Self::alloc_in_place) does not move
+    /// them.
     #[inline(always)]
     pub fn alloc_cached<'n>(&'n mut self, room: &'n mut PageRoom, most: usize) -> CachedPages<'n, M> {
         let cache = &self.shared().front.cache;
         let n = cache.pop_many(&mut room.0[..most.min(PageRoom::PAGES)]);
-        CachedPages { cache, page_size: cache.page_size, first: room.0.as_ptr().cast(), left: n, kind: PhantomData }
+        // SAFETY: the first `n` places have pages, popped from the cache, and `room` is borrowed.
+        unsafe { CachedPages::new(cache, room.0.as_ptr().cast(), n) }
     }
 
     /// [`alloc_cached`](Self::alloc_cached) of pages that stay in their places of the array cache
@@ -119,11 +124,18 @@ impl<M: Memory> Napi<'_, M> {
     ///
     /// Until the value is dropped, this thread drops no page of this pool: the cache would write it
     /// over a page that was not taken.
+    ///
+    /// One exception: if the function given to [`CachedPages::take_with`] panics, pages that were
+    /// taken from this value may be dropped, although the value lives. The `k`th page that is
+    /// dropped is written to the `k`th of the places. At least `k` pages were taken before, from
+    /// the first place on, so it is the place of a page that was taken.
     #[inline(always)]
     pub unsafe fn alloc_in_place(&mut self, most: usize) -> CachedPages<'_, M> {
         let cache = &self.shared().front.cache;
-        let (first, left) = cache.pop_in_place(most);
-        CachedPages { cache, page_size: cache.page_size, first, left, kind: PhantomData }
+        let (first, n) = cache.pop_in_place(most);
+        // SAFETY: the `n` places have pages, popped from the cache. The caller promises that the
+        // cache does not write to them, except to places whose pages were taken.
+        unsafe { CachedPages::new(cache, first, n) }
     }
 
     /// The same context for a shorter time, to be kept in a structure.
@@ -157,149 +169,6 @@ impl<M: Memory> Napi<'_, M> {
     fn live_domain(&self) -> Option<&dyn DmaDomain> {
         let s = self.shared();
         s.domain.as_deref().filter(|_| M::MAPPED && !s.gone.get())
-    }
-}
-
-/// Where the pages are that [`Napi::alloc_cached`] allocates. It is not part of the iterator, which
-/// a compiler then keeps in registers.
-pub struct PageRoom([MaybeUninit<NonNull<Desc>>; Self::PAGES]);
-
-impl PageRoom {
-    /// The most pages that are allocated at a time.
-    pub const PAGES: usize = 64;
-
-    /// An empty one. Writes nothing.
-    #[inline(always)]
-    #[must_use]
-    pub fn new() -> Self {
-        Self([const { MaybeUninit::uninit() }; Self::PAGES])
-    }
-}
-
-impl Default for PageRoom {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl fmt::Debug for PageRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PageRoom")
-    }
-}
-
-/// Pages from the array cache of a pool: see [`Napi::alloc_cached`].
-#[must_use = "pages that are not taken stay with the pool"]
-pub struct CachedPages<'n, M: Memory> {
-    cache: &'n Cache,
-    page_size: u32,
-    /// The pages that belong to this value, in a [`PageRoom`] or in the array cache.
-    first: *const NonNull<Desc>,
-    left: usize,
-    kind: PhantomData<fn() -> M>,
-}
-
-impl<M: Memory> Iterator for CachedPages<'_, M> {
-    type Item = Page<M>;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<Page<M>> {
-        if self.left == 0 {
-            return None;
-        }
-        // SAFETY: one is left. The page leaves this value, and is whole.
-        let page = unsafe { Page::from_desc(*self.first, 0, self.page_size) };
-        self.skip(1);
-        Some(page)
-    }
-}
-
-impl<M: Memory> Drop for CachedPages<'_, M> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.left > 0 {
-            self.put_back();
-        }
-    }
-}
-
-impl<M: Memory> CachedPages<'_, M> {
-    /// Pages that were not taken.
-    #[inline(always)]
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.left
-    }
-
-    /// Whether all pages were taken.
-    #[inline(always)]
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Calls `f` for each of the next pages, with an entry of each of two arrays, up to the end of
-    /// the shortest of the three, four a step. Returns how many pages it has taken. If `f` panics,
-    /// the pages behind are not taken.
-    #[inline(always)]
-    pub fn take_with<A, B>(&mut self, a: &mut [A], b: &mut [B], mut f: impl FnMut(&mut A, &mut B, Page<M>)) -> usize {
-        let (n, page_size) = (self.left.min(a.len()).min(b.len()), self.page_size);
-        // SAFETY: so many are left, and nothing writes to their places meanwhile.
-        let pages = unsafe { slice::from_raw_parts(self.first, n) };
-        let mut taking = Taking { pages: self, taken: 0 };
-        let (pages, pages_rest) = pages.as_chunks::<4>();
-        let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks_mut::<4>(), b[..n].as_chunks_mut::<4>());
-        let mut take = |desc: &NonNull<Desc>, a: &mut A, b: &mut B| {
-            taking.taken += 1;
-            // SAFETY: the page leaves this value, also if `f` panics, and is whole.
-            f(a, b, unsafe { Page::from_desc(*desc, 0, page_size) });
-        };
-        for (([page0, page1, page2, page3], [a0, a1, a2, a3]), [b0, b1, b2, b3]) in pages.iter().zip(a).zip(b) {
-            take(page0, a0, b0);
-            take(page1, a1, b1);
-            take(page2, a2, b2);
-            take(page3, a3, b3);
-        }
-        for ((page, a), b) in pages_rest.iter().zip(a_rest).zip(b_rest) {
-            take(page, a, b);
-        }
-        n
-    }
-
-    /// `n` of the pages were taken.
-    #[inline(always)]
-    fn skip(&mut self, n: usize) {
-        // SAFETY: no more than are left.
-        self.first = unsafe { self.first.add(n) };
-        self.left -= n;
-    }
-
-    #[cold]
-    fn put_back(&mut self) {
-        while self.left > 0 {
-            // SAFETY: one is left, which is read before its place, or one in front, is written.
-            self.cache.unpop(unsafe { *self.first });
-            self.skip(1);
-        }
-    }
-}
-
-/// Pages that are being taken. Its drop, also by a panic, leaves those that were not taken.
-struct Taking<'t, 'n, M: Memory> {
-    pages: &'t mut CachedPages<'n, M>,
-    taken: usize,
-}
-
-impl<M: Memory> Drop for Taking<'_, '_, M> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.pages.skip(self.taken);
-    }
-}
-
-impl<M: Memory> fmt::Debug for CachedPages<'_, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CachedPages({})", self.left)
     }
 }
 

@@ -106,21 +106,21 @@ fn is_verified(meta: Meta) -> bool {
     meta.checksum != Checksum::Unknown
 }
 
-/// The flags of a segment of TCP over IPv4 without options.
+/// Where the flags are in a frame of TCP over IPv4 without options.
 const FLAGS: usize = 14 + 20 + tcp::FLAGS;
 
-/// The bytes up to there. They are zeros if the packet has fewer.
+/// The bytes up to and including [`FLAGS`]. They are zeros if the packet's head has fewer.
 #[inline]
 fn first_bytes<M: Mapped>(packet: &Packet<M>) -> [u8; FLAGS + 1] {
     let mut head = [0; _];
-    // Without an effect if there are fewer.
+    // Without an effect if the head has fewer.
     let _ = packet.head().copy_to(0, &mut head);
     head
 }
 
 /// Whether a frame with these first bytes is a segment behind which no other can be joined: of TCP
-/// over IPv4 without options, with PSH. Nothing waits, and it would not wait either. Requests and
-/// their answers are such segments. False proves nothing.
+/// over IPv4 without options, with PSH. Requests and their answers are such segments. False proves
+/// nothing.
 #[inline]
 fn ends_a_packet(head: &[u8; FLAGS + 1]) -> bool {
     const L3: usize = 14;
@@ -285,7 +285,7 @@ impl<H: Handler<M>, M: Mapped> Handler<M> for Gro<H, M> {
 
     #[inline]
     fn pass(&mut self, packet: Packet<M>) {
-        // Requests and their answers.
+        // Nothing is held that this segment could be joined to, and it would not be held either.
         if self.held.is_empty() && ends_a_packet(&first_bytes(&packet)) {
             return self.inner.pass(packet);
         }

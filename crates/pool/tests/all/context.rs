@@ -262,6 +262,47 @@ fn reborrowed_contexts_that_are_exchanged() {
     assert_eq!((remote_frees(outer), remote_frees(inner)), (0, 0), "all drops were in their pool's context");
 }
 
+/// User code panics while it takes pages from the array cache in bulk: what was not taken stays with
+/// the cache.
+#[test]
+fn cached_pages_after_a_panic() {
+    let region = RegionOptions::new(256).huge_pages(false).populate(false).build::<Private>().unwrap();
+    let options = PoolOptions::new("panics").cache(80).prefill(80);
+    let mut pool = options.build(RegionProvider::new(region), None).unwrap();
+    for at in [0, 7, 63] {
+        pool.poll(|napi| {
+            let mut room = PageRoom::new();
+            let mut pages = napi.alloc_cached(&mut room, 64);
+            let mut places: Vec<_> = (0..64).collect();
+            let take = |&mut i: &mut i32, _: &mut (), page: Page<Private>| {
+                if i == at { resume_unwind(Box::new(())) } else { drop(page) }
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_with(&mut places, &mut [(); 64], take))).is_err());
+            assert_eq!(pages.len(), 63 - at as usize);
+        });
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+    // In place: the page that is dropped by the panic is written to the first place, whose
+    // page was taken.
+    for at in [0, 7, 63] {
+        pool.poll(|napi| {
+            // SAFETY: only the panic drops a page before the value is dropped.
+            let mut pages = unsafe { napi.alloc_in_place(80) };
+            let (mut held, mut places) = (Vec::new(), (0..64).collect::<Vec<_>>());
+            let take = |&mut i: &mut i32, _: &mut (), page: Page<Private>| {
+                if i == at { resume_unwind(Box::new(())) } else { held.push(page) }
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_with(&mut places, &mut [(); 64], take))).is_err());
+            assert_eq!((pages.len(), held.len()), (79 - at as usize, at as usize));
+            drop(pages);
+            // SAFETY: no page is dropped before the value is.
+            held.extend(unsafe { napi.alloc_in_place(80) });
+            assert_eq!(held.iter().map(Page::index).collect::<HashSet<_>>().len(), 80);
+        });
+        assert_eq!(pool.stats().inflight(), 0);
+    }
+}
+
 /// Pages from the array cache in bulk: each once, no more than there are, and those that are not
 /// taken stay in the cache and in the counters, also if the array has filled meanwhile.
 #[test]
@@ -306,20 +347,6 @@ fn cached_pages_in_bulk() {
         assert!(!rest.iter().any(|index| ids.contains(index)), "a page in the cache is in use");
         assert!(taken > 0 || rest == all);
         pool.poll(|_| drop(held));
-        assert_eq!(pool.stats().inflight(), 0);
-    }
-    // User code panics: what was not taken stays with the cache.
-    for at in [0, 7, 63] {
-        pool.poll(|napi| {
-            let mut room = PageRoom::new();
-            let mut pages = napi.alloc_cached(&mut room, 64);
-            let mut places: Vec<_> = (0..64).collect();
-            let take = |&mut i: &mut i32, _: &mut (), page: Page<Private>| {
-                if i == at { resume_unwind(Box::new(())) } else { drop(page) }
-            };
-            assert!(catch_unwind(AssertUnwindSafe(|| pages.take_with(&mut places, &mut [(); 64], take))).is_err());
-            assert_eq!(pages.len(), 63 - at as usize);
-        });
         assert_eq!(pool.stats().inflight(), 0);
     }
     // The cache has fewer than are asked for, and the rest is allocated one by one.

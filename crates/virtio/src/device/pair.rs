@@ -300,8 +300,9 @@ pub(super) struct Pair {
     pub(super) memory: Arc<MemoryTable>,
     /// The features that the driver accepted.
     pub(super) features: Negotiated,
-    /// The offloads that a frame from the driver may use, and those that a frame to it may use.
+    /// The offloads that a frame from the driver may use.
     pub(super) offloads: Offloads,
+    /// The offloads that a frame to the driver may use.
     pub(super) received: Offloads,
     /// A guest that has moved to this host, and that the pair's port must announce.
     pub(super) announce: Option<[u8; 6]>,

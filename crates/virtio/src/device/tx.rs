@@ -33,6 +33,9 @@ pub(super) const MIN_TX: usize = 14;
 /// sends their frames to it. A frame whose header needs more than the offloads of `accepts` is
 /// dropped; a ring that is disabled accepts no frame.
 ///
+/// `q` was refreshed, and has a chain. The available index of a split ring is not read again, so a
+/// frame that comes later is one for the next pass.
+///
 /// # Errors
 ///
 /// The rule that the driver has broken. Chains that were completed before are published.
@@ -55,9 +58,6 @@ fn transmit_on<S: DeviceFormat, P: Port>(
     scratch: &mut Scratch,
     bounds: (Budget, &mut Tally),
 ) -> Result<(), DriverFault> {
-    if !q.refresh()? {
-        return Ok(());
-    }
     let mut memory = q.view(memory);
     let result = drain(q, &mut memory, port, accepts, scratch, bounds);
     q.viewed(&memory);

@@ -25,6 +25,65 @@
 //! `news` of an end, `waits` of the other one, and the number of `changes`. All are stored with the
 //! mutex held. A pass that reads an old value delivers a frame, or learns of a peer, in a later
 //! pass. Before a thread sleeps, [`Port::arm`] locks the mutex in any case.
+//!
+//! # The races
+//!
+//! A sends to B, so B delivers. `news` and `waits` are those of B. Each race has a test of the same
+//! name.
+//!
+//! **Arm against return of the store.** B goes to sleep while A copies a frame. `sleeps` makes the
+//! return wake B. A wake before the sleep ends that sleep at once. If B's arm comes after the
+//! return, it finds the frame.
+//!
+//! ```text
+//!   A: send_with                          B: arm
+//!   lock: removes the store
+//!                                         lock: no store, no frame: sleeps = true, news = true
+//!   copies the frame                      sleeps
+//!   lock: returns the store,
+//!         waits = true, wakes B
+//!                                         next pass: news, so it locks, and has the frame
+//! ```
+//!
+//! **Refill while the store is absent.** The absent store may have frames, but B makes `waits`
+//! false. Only A decides by `waits`, and A is in `send_with`. The return sets `waits` from what is
+//! in the store.
+//!
+//! ```text
+//!   A: send_with, waits                   B: peek
+//!   lock: removes the store, 1 frame
+//!                                         lock: no store: waits = false, news = false
+//!   lock: returns the store, 2 frames:
+//!         waits = true, news = true
+//!   waits is true: no direct copy
+//!                                         next pass: news, so it locks, and has both
+//! ```
+//!
+//! **Blocked against drop of what waits.** The drop makes `news` false, so B's later passes do not
+//! lock the mutex, and do not wake A. Therefore the drop does. A reads the room again with the
+//! mutex when it sets `blocked`.
+//!
+//! ```text
+//!   A: room, arm_room                     B: drop_waiting
+//!   lock: no room
+//!                                         lock: clears the store. A is not blocked
+//!   lock: room, so it does not sleep
+//!
+//!   lock: no room: blocked = true
+//!                                         lock: clears the store, wakes A, news = false
+//! ```
+//!
+//! **Change before the lock of note.** B reads `changes` first, and the pair with the mutex. So the
+//! pair is at least as new as the number. If it is newer, B notes it twice. In the reverse order, B
+//! could note an old pair with the number of the new one, and keep it.
+//!
+//! ```text
+//!   A: attach                             B: served
+//!                                         reads changes: 1
+//!   lock: pair = new, changes = 2
+//!                                         note, lock: peer = new, noted = 1
+//!                                         next pass: changes is 2, so it notes again
+//! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,7 +131,8 @@ pub struct Cross {
 struct Cable {
     ends: Mutex<[CableEnd; 2]>,
     /// For each end, whether [`refill`](Cross::refill) has something to do: its flags `waits` or
-    /// `sleeps` are set. The other end is blocked only by frames that wait for this one.
+    /// `sleeps` are set. An end is blocked only while frames wait for the end that it sends to. If
+    /// that end is no longer served, `note` wakes it.
     news: [AtomicBool; 2],
     /// The flag `waits` of each end.
     waits: [AtomicBool; 2],
@@ -193,9 +253,7 @@ impl Cross {
         ends[1 - self.end].wake_blocked();
         self.cable.publish(&ends, self.end);
     }
-}
 
-impl Cross {
     /// Notes whether this end is served, and the pair at the other end after so many changes.
     #[cold]
     fn note(&mut self, now: (bool, u64)) {
@@ -321,102 +379,4 @@ impl Drop for Cross {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A frame whose first byte is `n`.
-    fn frame(n: u8) -> Vec<u8> {
-        let mut wire = vec![0; 100];
-        wire[VnetHdr::LEN] = n;
-        wire
-    }
-
-    /// Adds frame `n` to the cable, and calls `meanwhile` while it is copied.
-    fn send(from: &mut Cross, n: u8, kept: bool, meanwhile: impl FnOnce()) {
-        let sent = from.send_with(100, |place| {
-            place.copy_from_slice(&frame(n));
-            meanwhile();
-            kept
-        });
-        assert_eq!(sent, kept);
-    }
-
-    /// The frames that an end delivers.
-    fn delivered(to: &mut Cross) -> Vec<u8> {
-        let mut all = Vec::new();
-        while let Some(wire) = to.peek() {
-            all.push(wire[VnetHdr::LEN]);
-            to.consume();
-        }
-        all
-    }
-
-    /// While a frame is copied, which may touch guest memory, the mutex is free, and the other end
-    /// delivers nothing of the store, goes to sleep, or drops what waited before. The order stays.
-    #[test]
-    fn a_frame_is_copied_without_the_mutex() {
-        let [mut a, mut b] = Cross::cable();
-        b.served(true);
-        send(&mut a, 1, true, || {});
-        let cable = Arc::clone(&a.cable);
-        send(&mut a, 2, true, || {
-            assert!(cable.ends.try_lock().is_ok(), "the mutex is held");
-            assert!(b.peek().is_none() && !b.arm());
-        });
-        assert!(!cable.lock()[1].sleeps, "the sleeper was woken");
-        send(&mut a, 3, false, || assert!(!b.arm() || b.peek().is_some()));
-        assert!(a.waits());
-        assert_eq!(delivered(&mut b), [1, 2]);
-        assert!(!a.waits());
-
-        send(&mut a, 4, true, || {});
-        send(&mut a, 5, true, || {});
-        send(&mut a, 6, true, || assert_eq!((b.drop_waiting(), b.drop_waiting()), (2, 0)));
-        assert!(a.waits());
-        assert_eq!(delivered(&mut b), [6]);
-        send(&mut a, 7, true, || {});
-        send(&mut a, 8, false, || assert_eq!(b.drop_waiting(), 1));
-        assert!(!a.waits() && b.peek().is_none());
-    }
-
-    /// A pass that finds no news leaves the mutex alone. So each thing that it has to do with the
-    /// mutex must be published: a frame, a sleep that is over, room for the other end.
-    #[test]
-    fn what_a_pass_has_to_do_is_published() {
-        let [mut a, mut b] = Cross::cable();
-        let cable = Arc::clone(&a.cable);
-        let news = |end: usize| cable.news[end].load(Ordering::Relaxed);
-        b.served(true);
-        assert!(b.peek().is_none() && !news(0) && !news(1));
-
-        assert!(!b.arm() && news(1));
-        assert!(b.peek().is_none() && !news(1) && !cable.lock()[1].sleeps, "it works again");
-
-        send(&mut a, 1, true, || {});
-        assert!(a.waits() && news(1) && !news(0));
-        assert_eq!(delivered(&mut b), [1]);
-        assert!(!a.waits() && !news(1));
-
-        while a.room() {
-            send(&mut a, 2, true, || {});
-        }
-        assert!(!a.arm_room() && cable.lock()[0].blocked);
-        assert!(b.peek().is_some(), "the frames of the cable are those of this end now");
-        assert!(a.room() && !cable.lock()[0].blocked, "there is room");
-        b.frames.clear();
-        assert!(b.peek().is_none() && !news(1));
-
-        // Blocked by frames that are removed before the end's next pass.
-        while a.room() {
-            send(&mut a, 3, true, || {});
-        }
-        assert!(!a.arm_room());
-        assert!(b.drop_waiting() > 0);
-        assert!(a.room() && !cable.lock()[0].blocked && !a.waits());
-        b.served(false);
-        assert!(!a.send(&frame(4)), "nothing is sent to an end that is not served");
-        b.served(true);
-        assert!(a.send(&frame(5)));
-        assert_eq!(delivered(&mut b), [5]);
-    }
-}
+mod tests;

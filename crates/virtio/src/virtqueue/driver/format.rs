@@ -152,11 +152,10 @@ pub(crate) trait DriverFormat: Sized {
 
     /// Reads used entries from the next one on, where each buffer is one entry of the ring, as long
     /// as each is what is `expected`. Calls `seen` with the buffer of each, and how many bytes more
-    /// than the shortest it has.
-    /// `buffers` are those from the next one on, not around the end of the ring: not more are read.
-    /// Returns how many entries were as expected, and whether another one is used behind them. If
-    /// the device claims more than were posted, a split ring returns none, and a packed ring at
-    /// most as many as were posted.
+    /// than the shortest it has. `buffers` are those from the next one on, not around the end of
+    /// the ring: not more are read. Returns how many entries were as expected, and whether another
+    /// one is used behind them. If the device claims more than were posted, a split ring returns
+    /// none, and a packed ring at most as many as were posted.
     fn read_run<B>(&self, expected: Expected, buffers: &mut [B], seen: impl FnMut(&mut B, u32)) -> (u16, bool);
 
     /// The ids of the used entries from the next one on, up to the end of the ring, where each

@@ -9,6 +9,7 @@
 //! | [`Connection::handle_segment`] | window and payload | the next bytes, and nothing is missing |
 //! | the same | and the round trip of one range | all that was sent is acknowledged, too |
 //! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent to any output |
+//! | the same | nothing is chosen behind a segment | nothing can be sent behind it |
 
 use std::fmt::{self, Write};
 
@@ -106,7 +107,7 @@ where
         self.is_expected(header, meta, now)
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) uses its short way.
+    /// Whether [`poll_transmit`](Self::poll_transmit) can send nothing, so that nothing is chosen.
     #[doc(hidden)]
     #[must_use]
     pub fn sends_nothing(&self) -> bool {
@@ -145,10 +146,10 @@ where
         self.connection.handle_synchronized(header, payload.into_iter(), meta, now);
     }
 
-    /// [`Connection::poll_transmit`] without its short way.
+    /// [`Connection::poll_transmit`] without its short ways.
     #[doc(hidden)]
     pub fn poll_transmit_generally(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        self.connection.transmit(false, now, out)
+        self.connection.transmit::<false>(now, out)
     }
 }
 

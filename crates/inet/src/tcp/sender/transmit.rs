@@ -55,6 +55,11 @@ impl<C: Carrier> Sender<C> {
             && !self.recovery.prefers_new()
     }
 
+    /// Whether nothing is chosen. If the sender [is quiet](Self::is_quiet), this has no effect.
+    pub(in crate::tcp) fn chooses_nothing(&mut self, now: Time, offload: usize) -> bool {
+        self.choose(now.micros(), offload).is_none()
+    }
+
     /// Does what [`poll_transmit`](Self::poll_transmit) does if the sender [is
     /// quiet](Self::is_quiet).
     pub(in crate::tcp) fn rest(&mut self, now: Time) {

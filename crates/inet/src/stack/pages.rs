@@ -128,8 +128,8 @@ impl SendPages {
         if self.free() > 0 { self.waiting.pop_front() } else { None }
     }
 
-    /// Whether connections wait for a page, or waited at the last poll: [`ready`](Self::ready) and
-    /// [`set_retry`](Self::set_retry) would do nothing otherwise.
+    /// Whether connections wait for a page, or a time to try again is set: [`ready`](Self::ready)
+    /// and [`set_retry`](Self::set_retry) would do nothing otherwise.
     #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
         !self.waiting.is_empty() || self.retry.is_some()

@@ -99,7 +99,7 @@ impl<M: Mapped> Payload for M {
     #[inline]
     fn received(frame: Packet<M>, at: usize, len: usize) -> impl Iterator<Item = Frag<M>> {
         let mut frame = match frame.into_head() {
-            // Nearly all that were not joined.
+            // Nearly all frames that were not joined have one fragment.
             Ok(mut head) => {
                 head.truncate(at + len);
                 let skipped = at.min(head.len());

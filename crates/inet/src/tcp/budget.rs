@@ -143,7 +143,8 @@ impl Budget {
         parent.left() <= parent.0.limit.div_ceil(KEPT) && self.used() < self.0.limit
     }
 
-    /// Buffers that can still be counted. Most budgets are asked about a queue's, without a parent.
+    /// Buffers that can still be counted. `self` is nearly always a queue's budget, which has
+    /// no parent.
     #[inline]
     fn left(&self) -> u32 {
         match self.0.parent {

@@ -9,6 +9,7 @@
 //! | [`Connection::handle_segment`] | window and payload | the next bytes, and nothing is missing |
 //! | the same | and the round trip of one range | all that was sent is acknowledged, too |
 //! | [`Connection::poll_transmit`] | nothing is chosen | nothing can be sent to any output |
+//! | the same | nothing is chosen behind a segment | nothing can be sent behind it |
 
 use std::fmt::{self, Write};
 
@@ -106,7 +107,7 @@ where
         self.is_expected(header, meta, now)
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) uses its short way.
+    /// Whether [`poll_transmit`](Self::poll_transmit) can send nothing, so that nothing is chosen.
     #[doc(hidden)]
     #[must_use]
     pub fn sends_nothing(&self) -> bool {
@@ -145,43 +146,47 @@ where
         self.connection.handle_synchronized(header, payload.into_iter(), meta, now);
     }
 
-    /// [`Connection::poll_transmit`] without its short way.
+    /// [`Connection::poll_transmit`] without its short ways.
     #[doc(hidden)]
     pub fn poll_transmit_generally(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        self.connection.transmit(false, now, out)
+        self.connection.transmit::<false>(now, out)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::sender::SendOptions;
     use super::super::testing::{End, Pair, Sent, stream};
     use super::super::{Config, DeliveryError, SegmentMeta, Unreachable};
     use crate::time::Time;
     use std::time::Duration;
 
     /// Has an end process a segment, and a clone of it in the general way, if there is a short one.
-    /// Counts the segments that acknowledge nothing, and those that acknowledge all.
-    fn deliver(to: &mut End, sent: &Sent, stripped: bool, now: Time, compared: &mut [u32; 2]) {
+    /// Counts the segments that acknowledge nothing, those that acknowledge all, and those of them
+    /// after which there is room to write again.
+    fn deliver(to: &mut End, sent: &Sent, stripped: bool, now: Time, compared: &mut [u32; 3]) {
         let (header, meta) = (&sent.header, SegmentMeta::of(sent.len()));
         let payload = if stripped { Vec::new() } else { sent.payload.clone() };
         let expects = to.tcp.expects(header, meta, now);
         let clone = expects.then(|| to.tcp.cloned(payload.len() as u32)).flatten();
-        let answers = header.ack != to.tcp.una();
+        let (answers, was_writable) = (header.ack != to.tcp.una(), to.tcp.is_writable());
         to.tcp.handle_segment(header, payload.clone(), meta, now);
         if let Some(mut clone) = clone {
             clone.handle_segment_generally(header, payload, meta, now);
             assert_eq!(to.tcp.values(), clone.values(), "{header:?}");
             compared[usize::from(answers)] += 1;
+            compared[2] += u32::from(answers && !was_writable && to.tcp.is_writable());
         }
     }
 
     /// Messages in both directions. Some are lost, late, or dropped by the receiving queue.
     #[test]
     fn messages_have_the_same_effects_in_both_ways() {
-        let mut compared = [0; 2];
+        let mut compared = [0; 3];
         for seed in 0..400 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let config = Config { timestamps: random.bool(), sack: random.bool(), ..Config::default() };
+            let send = SendOptions { send_buffer: [1 << 20, 300][random.usize(0..2)], ..SendOptions::default() };
+            let config = Config { send, timestamps: random.bool(), sack: random.bool(), ..Config::default() };
             let mut pair = Pair::connected(&config, &config);
             let (mut link, mut sent) = (Vec::new(), 0);
             pair.a.tcp.set_nodelay(true);

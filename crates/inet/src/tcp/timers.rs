@@ -14,7 +14,7 @@ use crate::time::Time;
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LONGEST_RETRY: Duration = Duration::from_millis(500);
 
-/// When a timer expires.
+/// When a timer expires. [`Time::NEVER`] if it does not run.
 #[inline]
 fn at(timer: Option<Time>) -> Time {
     timer.unwrap_or(Time::NEVER)

@@ -21,21 +21,19 @@ impl<C: Carrier> Connection<C> {
     /// retransmission timer would, and its expirations count as retransmissions. Nothing was lost,
     /// so that the congestion window, the round trip and the detection of losses do not change.
     pub fn poll_transmit(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        self.transmit(self.is_quiet(), now, out)
+        self.transmit::<true>(now, out)
     }
 
-    /// `quiet`: nothing can be sent, so that nothing is chosen.
+    /// `SHORT`: a quiet sender is not asked to choose what it sends.
     #[inline]
-    pub(super) fn transmit(&mut self, quiet: bool, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
-        let result = if quiet {
-            // So each test, and each simulated call, compares what would be sent. The simulation
-            // compares all values.
-            debug_assert!(self.sender.poll_transmit(now, self.offload(out)).is_none(), "a quiet sender sends");
+    pub(super) fn transmit<const SHORT: bool>(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
+        let result = if SHORT && self.is_quiet() {
+            debug_assert!(self.sender.chooses_nothing(now, self.offload(out)), "a quiet sender sends");
             self.sender.rest(now);
             self.schedule_buffer_retry(now);
             Ok(())
         } else {
-            self.send_all(now, out)
+            self.send_all::<SHORT>(now, out)
         };
         self.stall = match result {
             Ok(()) => None,
@@ -66,7 +64,7 @@ impl<C: Carrier> Connection<C> {
             && !self.receiver.update_is_due()
     }
 
-    fn send_all(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
+    fn send_all<const SHORT: bool>(&mut self, now: Time, out: &mut impl Output<C>) -> Result<(), Full> {
         if let Some(header) = self.reply {
             out.transmit(empty(&header))?;
             self.reply = None;
@@ -126,8 +124,8 @@ impl<C: Carrier> Connection<C> {
             self.note_sent(&header, edge, sent.len > 0);
             self.sent_plain_syn |= next.syn && !flags.is_ecn_setup();
             // Most messages are one segment, and nothing is to be chosen behind it.
-            if self.sender.is_quiet() {
-                debug_assert!(self.sender.poll_transmit(now, self.offload(out)).is_none(), "a quiet sender sends");
+            if SHORT && self.sender.is_quiet() {
+                debug_assert!(self.sender.chooses_nothing(now, self.offload(out)), "a quiet sender sends");
                 self.sender.rest_behind(now);
                 break;
             }

@@ -92,7 +92,7 @@ impl Pair {
 }
 
 /// The numbers of segments, and their payload.
-fn told(sent: &[Seg]) -> Vec<(u16, u8, u32, &[u8])> {
+fn summaries(sent: &[Seg]) -> Vec<(u16, u8, u32, &[u8])> {
     sent.iter().map(|seg| (seg.peer, seg.flags, seg.ack, &seg.payload[..])).collect()
 }
 
@@ -122,7 +122,7 @@ fn a_request_is_processed_once_with_its_answer() {
         assert_eq!(wire.stack.poll(wire.now), 1, "the connection");
         assert_eq!((wire.stack.stats().sent - before, pair.pages(&wire)), (1, 1), "it goes into the same page");
         let sent = wire.poll();
-        assert_eq!(told(&sent), [(5000, ACK | PSH, pair.seq, &b"answer"[..])]);
+        assert_eq!(summaries(&sent), [(5000, ACK | PSH, pair.seq, &b"answer"[..])]);
         pair.ack = sent[0].end();
         assert!(wire.stack.poll_timeout().is_some_and(|at| at > wire.now));
         assert_eq!(wire.stack.arm().unwrap(), Armed::Waits);
@@ -141,14 +141,14 @@ fn a_user_that_does_nothing_delays_no_acknowledgement() {
         pair.put(&wire, ACK, b"more");
         let sent = wire.poll_once();
         let due = [(5000, ACK, pair.seq, &b""[..])];
-        assert_eq!(told(&sent), due[..usize::from(n % 2 == 0)], "{n}");
+        assert_eq!(summaries(&sent), due[..usize::from(n % 2 == 0)], "{n}");
         assert_eq!(pair.pages(&wire), 0);
     }
     pair.put(&wire, ACK, b"last");
     assert_eq!(wire.poll_once(), []);
     assert_eq!(wire.pass(DELAY / 2).0, [], "it is the first of two");
     let (sent, wakes) = wire.pass(DELAY);
-    assert_eq!(told(&sent), [(5000, ACK, pair.seq, &b""[..])]);
+    assert_eq!(summaries(&sent), [(5000, ACK, pair.seq, &b""[..])]);
     assert!(wakes < 10, "{wakes}");
 }
 
@@ -168,7 +168,7 @@ fn a_peer_that_sends_in_each_poll_delays_no_timer() {
             let sent = wire.poll_once();
             assert_eq!(pair.pages(&wire), 0);
             if wire.now >= due {
-                assert_eq!(told(&sent), [(5000, ACK, pair.seq, &b""[..])]);
+                assert_eq!(summaries(&sent), [(5000, ACK, pair.seq, &b""[..])]);
                 break;
             }
             assert_eq!(sent, []);
@@ -294,7 +294,7 @@ fn a_connection_that_is_deferred_can_depart() {
     let mut stream = wire.others[0].stack.sockets().adopt(departed).unwrap();
     let (sent, _) = wire.pass(2 * DELAY);
     let acknowledged = [&second, &third].map(|pair| (pair.peer, ACK, pair.seq, &b""[..]));
-    let mut sent = told(&sent);
+    let mut sent = summaries(&sent);
     sent.sort_unstable();
     assert_eq!(sent, [&[(5000, ACK, first.seq, &b""[..])][..], &acknowledged].concat());
     assert_eq!(stream.read(&mut [0; 10]), Ok(3));
@@ -315,7 +315,7 @@ fn a_handshake_that_ends_is_accepted_at_once() {
     assert_eq!(calls.count(), 1);
     let mut stream = listener.accept().unwrap();
     assert_eq!((stream.is_connected(), stream.write(b"hello")), (Ok(true), Ok(5)));
-    assert_eq!(told(&wire.poll_once()), [(5000, ACK | PSH, 10, &b"hello"[..])], "the user speaks first");
+    assert_eq!(summaries(&wire.poll_once()), [(5000, ACK | PSH, 10, &b"hello"[..])], "the user speaks first");
     wire.put(&Seg { peer: 5000, port: 80, flags: ACK, seq: 10, ack: answer.end() + 5, ..Seg::default() });
     let (sent, wakes) = wire.pass(Duration::from_secs(60));
     assert!(sent.is_empty() && wakes < 20, "{sent:?} {wakes}");
@@ -333,15 +333,16 @@ fn a_connection_that_waits_for_the_ring_can_be_deferred() {
     pair.answer(b"answer");
     let (sent, _) = wire.pass(Duration::from_secs(10));
     pair.ack = sent[0].end();
-    assert_eq!(told(&sent), [(5000, ACK | PSH, pair.seq, &b"answer"[..])], "its only copy is in the ring");
+    assert_eq!(summaries(&sent), [(5000, ACK | PSH, pair.seq, &b"answer"[..])], "its only copy is in the ring");
     pair.put(&wire, ACK, b"ask");
     assert_eq!(wire.poll_once(), []);
+    assert!(pair.is_deferred(&wire));
     assert_eq!(wire.poll_once(), []);
     assert!(!pair.is_deferred(&wire));
     let (sent, _) = wire.pass(2 * DELAY);
-    assert_eq!(told(&sent), [(5000, ACK, pair.seq, &b""[..])]);
+    assert_eq!(summaries(&sent), [(5000, ACK, pair.seq, &b""[..])]);
     assert_eq!(pair.stream.info().unwrap().send.unacked, 0);
     *completes.borrow_mut() = true;
     pair.answer(b"again");
-    assert_eq!(told(&wire.poll()), [(5000, ACK | PSH, pair.seq, &b"again"[..])]);
+    assert_eq!(summaries(&wire.poll()), [(5000, ACK | PSH, pair.seq, &b"again"[..])]);
 }

@@ -1,5 +1,6 @@
 //! One end: a connection, its user, its transmit ring, and the packets that it makes and reads.
 
+use crate::both_ways::{Again, Sent, handle_segment};
 use fastrand::Rng;
 use netmem_inet::Time;
 use netmem_inet::tcp::{
@@ -140,6 +141,8 @@ pub(crate) struct Compared {
     pub(crate) answers: usize,
     /// Calls in which nothing could be sent.
     pub(crate) quiet: usize,
+    /// Calls that sent one segment, behind which nothing could be sent.
+    pub(crate) messages: usize,
 }
 
 /// What a host announced.
@@ -223,7 +226,8 @@ struct Device<'h> {
     rng: &'h mut Rng,
     posted: &'h mut Vec<Entry>,
     out: &'h mut Vec<Vec<u8>>,
-    headers: Vec<Header>,
+    /// The segments that it accepted, each as many bytes as it says.
+    sent: Vec<Sent>,
     now: Time,
 }
 
@@ -244,7 +248,6 @@ impl Output<Memory> for Device<'_> {
             payload.len() <= size || payload.len() <= self.ring.offload,
             "a device that cannot cut is given one segment"
         );
-        self.headers.push(*segment.header);
         let (mut at, mut flags) = (0, Vec::new());
         loop {
             let take = if size == 0 { payload.len() } else { (payload.len() - at).min(size) };
@@ -269,6 +272,7 @@ impl Output<Memory> for Device<'_> {
         if !self.ring.cuts {
             flags.push(self.post(segment.header.seq, at));
         }
+        self.sent.push(Sent { header: *segment.header, ticket: Posted(flags.clone()), len: at as u32 });
         Ok(Accepted { ticket: Posted(flags), len: at as u32 })
     }
 }
@@ -312,42 +316,6 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(wire::Segment, bool)> {
         Transport::Tcp(segment) if covered.holds(sum) => Some((segment, ip.traffic_class & Ip::ECN == Ip::ECT0)),
         _ => None,
     }
-}
-
-/// An output to which nothing is sent.
-struct Nothing {
-    offload: usize,
-}
-
-impl Output<Memory> for Nothing {
-    fn max_payload(&self) -> usize {
-        self.offload
-    }
-
-    fn transmit(&mut self, segment: Outgoing<'_, Memory>) -> Result<Accepted<Posted>, Full> {
-        panic!("the general way sends {:?}, and the short one nothing", segment.header)
-    }
-}
-
-/// Has a connection process a segment. If this `compares`, a clone processes it, too, in the
-/// general way. Returns whether that was possible.
-fn handle_segment(
-    connection: &mut Connection<Memory>,
-    compares: bool,
-    header: &Header,
-    chunks: Vec<SharedBytes>,
-    meta: SegmentMeta,
-    now: Time,
-) -> bool {
-    let clone = compares.then(|| connection.cloned(chunks.len() as u32)).flatten();
-    let Some(mut clone) = clone else {
-        connection.handle_segment(header, chunks, meta, now);
-        return false;
-    };
-    clone.handle_segment_generally(header, chunks.iter().cloned(), meta, now);
-    connection.handle_segment(header, chunks, meta, now);
-    assert_eq!(connection.values(), clone.values(), "an expected segment");
-    true
 }
 
 /// A packet behind the header of a link, which says that it is IPv4.
@@ -575,34 +543,34 @@ impl Host {
     fn transmit(&mut self, now: Time) {
         let Some(connection) = &mut self.connection else { return };
         // One of the two runs of a seed compares.
-        let quiet = !self.rests && connection.sends_nothing();
-        let clone = quiet.then(|| connection.cloned(0)).flatten();
+        let quiet = connection.sends_nothing();
+        let clone = (!self.rests).then(|| connection.cloned(0)).flatten();
         let mut device = Device {
             flow: &self.flow,
             ring: &self.ring,
             rng: &mut self.rng,
             posted: &mut self.posted,
             out: &mut self.out,
-            headers: Vec::new(),
+            sent: Vec::new(),
             now,
         };
         let result = connection.poll_transmit(now, &mut device);
-        let headers = device.headers;
+        let sent = device.sent;
         if let Some(mut clone) = clone {
-            let general = clone.poll_transmit_generally(now, &mut Nothing { offload: self.ring.offload });
-            assert_eq!((general, headers.len()), (result, 0), "{}: a short way", self.name);
-            let (values, expected) = (connection.values(), clone.values());
-            assert_eq!(values, expected, "{}: nothing is sent, and the values differ", self.name);
-            self.compared.quiet += 1;
+            let mut again = Again { offload: self.ring.offload, sent: &sent, result };
+            assert_eq!(clone.poll_transmit_generally(now, &mut again), result, "{}: a short way", self.name);
+            assert!(again.sent.is_empty(), "{}: the general way sends less", self.name);
+            assert_eq!(connection.values(), clone.values(), "{}: what follows differs", self.name);
+            self.compared.quiet += usize::from(quiet);
+            self.compared.messages += usize::from(sent.len() == 1 && connection.sends_nothing());
         }
         self.again = match result {
             Ok(()) => None,
             // When the ring has room: when the next transmission is done, or after a short time.
             Err(Full) => Some(now + Duration::from_micros(self.rng.u64(1..5000))),
         };
-        let headers = headers.into_iter();
         let out_of_buffers = self.out_of_buffers + connection.info(now).out_of_buffers;
-        headers.for_each(|header| self.watch.announced(self.name, &header, out_of_buffers));
+        sent.iter().for_each(|sent| self.watch.announced(self.name, &sent.header, out_of_buffers));
         while let Some(event) = connection.poll_event() {
             match event {
                 Event::Connected => {

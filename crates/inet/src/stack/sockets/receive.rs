@@ -215,7 +215,8 @@ impl<M: Mapped> TcpStream<M> {
     }
 
     /// The next payload, of which up to `most` bytes are copied out. `None`: the peer sends no
-    /// more. It is to be dropped when the tables are not borrowed.
+    /// more. The caller drops it, when the tables are not borrowed: the payload's drop may run code of
+    /// the user.
     fn recv_to_copy(&self, most: usize) -> Result<Option<Held<Frag<M>>>, SocketError> {
         let Core { tcp, resources, .. } = &mut *self.core.borrow_mut();
         if let Some(is_at_end) = tcp.connections.idle_end(self.id) {

@@ -165,39 +165,36 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
         while let Some(entry) = self.tcp.connections.get_mut(id)
             && let Some(event) = entry.connection.poll_event()
         {
+            let wakers = &mut self.resources.wakers;
             match event {
-                Event::Readable => self.resources.wakers.extend(entry.read.take()),
-                other => self.handle_event(id, other),
+                Event::Readable | Event::End => wakers.extend(entry.read.take()),
+                Event::Writable => wakers.extend(entry.write.take()),
+                Event::Urgent => {
+                    entry.urgent = true;
+                    wakers.extend(entry.read.take());
+                }
+                Event::Connected => self.handle_connected(id),
+                Event::Closed(error) => self.handle_closed(id, error),
             }
         }
     }
 
-    /// Processes an event that segments of a transfer do not cause.
+    /// The handshake of a connection is complete.
     #[inline(never)]
-    fn handle_event(&mut self, id: ConnectionId, event: Event) {
-        let Some(entry) = self.tcp.connections.get_mut(id) else { return };
-        let wakers = &mut self.resources.wakers;
-        match event {
-            Event::Connected => {
-                entry.connected = true;
-                wakers.extend(entry.wakers());
-                if let Role::HalfOpen(listener) = entry.role {
-                    entry.role = Role::Accepted(listener);
-                    self.tcp.listeners.handle_connected(listener);
-                    wakers.extend(self.tcp.listeners.offer(listener, id));
-                }
-            }
-            Event::Readable | Event::End => wakers.extend(entry.read.take()),
-            Event::Urgent => {
-                entry.urgent = true;
-                wakers.extend(entry.read.take());
-            }
-            Event::Writable => wakers.extend(entry.write.take()),
-            Event::Closed(error) => self.handle_closed(id, error),
+    fn handle_connected(&mut self, id: ConnectionId) {
+        let Self { tcp, resources, .. } = self;
+        let Some(entry) = tcp.connections.get_mut(id) else { return };
+        entry.connected = true;
+        resources.wakers.extend(entry.wakers());
+        if let Role::HalfOpen(listener) = entry.role {
+            entry.role = Role::Accepted(listener);
+            tcp.listeners.handle_connected(listener);
+            resources.wakers.extend(tcp.listeners.offer(listener, id));
         }
     }
 
     /// A connection has ended. It stays in the table until its owner releases it.
+    #[inline(never)]
     fn handle_closed(&mut self, id: ConnectionId, error: Option<tcp::Error>) {
         let Self { tcp, resources, .. } = self;
         let Some(entry) = tcp.connections.get_mut(id) else { return };
@@ -216,15 +213,8 @@ impl<P: Transmit<T>, T: TxQueue<Mem = P::Mem>> Process<'_, P, T> {
 
     /// Wakes the users of connections that wait for a page to write, in order, as many as there are
     /// pages.
-    #[inline]
-    pub(crate) fn wake_writers(&mut self) {
-        if self.resources.pages.is_awaited() {
-            self.wake_some();
-        }
-    }
-
     #[inline(never)]
-    fn wake_some(&mut self) {
+    pub(crate) fn wake_writers(&mut self) {
         let Self { tcp, resources, .. } = self;
         let mut ready = resources.pages.ready();
         // Without a page in the pool, they would find none, and wait again.

@@ -134,11 +134,11 @@ impl<C: Carrier> Sender<C> {
         self.settle_ack();
     }
 
-    /// Whether an acknowledgement of everything that was sent is one of a single range, which was
-    /// sent once. FIN is not queued.
+    /// Whether `ack` acknowledges all that was sent, and that is one range, which was sent once. FIN
+    /// is not queued: the connection is established.
     #[inline]
     pub(in crate::tcp) fn is_answered_by(&self, ack: Seq) -> bool {
-        ack == self.nxt && !self.fin && self.scoreboard.is_one_original()
+        ack == self.nxt && self.scoreboard.is_one_original()
     }
 
     /// Does what [`handle_ack`](Self::handle_ack) does for a segment with payload that [answers

@@ -46,7 +46,7 @@ impl<C: Carrier> Sender<C> {
         {
             return None;
         }
-        if self.window.cwnd < PROBE_WINDOW || self.quota() < 2 {
+        if self.unsent() == 0 || self.window.cwnd < PROBE_WINDOW || self.quota() < 2 {
             return None;
         }
         let len = self.path.candidate(at)?;

@@ -114,10 +114,11 @@ impl Scoreboard {
         front.is_some_and(|range| !(range.ever_retransmitted || range.lost || range.sacked))
     }
 
-    /// Removes the range, if it is [one that was sent once](Self::is_one_original). The numbers
-    /// before `to` are acknowledged.
+    /// Removes the only range, which [was sent once](Self::is_one_original). The numbers before `to`
+    /// are acknowledged.
     #[inline]
     pub(super) fn pop_all(&mut self, to: Seq) -> Option<Range> {
+        debug_assert!(self.is_one_original());
         let range = self.ranges.pop_front()?;
         self.unacked = 0;
         self.first_lost = self.first_lost.max(to);

@@ -10,6 +10,20 @@ use super::scoreboard::Range;
 use crate::tcp::{Carrier, Seq};
 use crate::time::Time;
 
+/// What was not sent yet, and what is admitted of it.
+struct Unsent {
+    len: u32,
+    /// Whether FIN follows.
+    fin: bool,
+    /// Bytes of a segment.
+    size: u32,
+    /// The bytes that the peer's window admits, and the segments that the congestion window admits.
+    room: u32,
+    quota: u32,
+    /// Whether a part of a segment may be sent, because the peer's window stays small.
+    released: bool,
+}
+
 impl<C: Carrier> Sender<C> {
     /// Chooses the next transmission, if there is one: lost segments, new data, or a probe.
     /// `offload`: the bytes of payload that the device can cut into segments, or 0 if it cannot
@@ -53,6 +67,11 @@ impl<C: Carrier> Sender<C> {
             && self.scoreboard.lost() <= self.scoreboard.retransmitted()
             && self.probe.is_none()
             && !self.recovery.prefers_new()
+    }
+
+    /// Whether nothing is chosen. If the sender [is quiet](Self::is_quiet), this has no effect.
+    pub(in crate::tcp) fn chooses_nothing(&mut self, now: Time, offload: usize) -> bool {
+        self.choose(now.micros(), offload).is_none()
     }
 
     /// Does what [`poll_transmit`](Self::poll_transmit) does if the sender [is
@@ -215,22 +234,20 @@ impl<C: Carrier> Sender<C> {
             self.usage.note(true, self.scoreboard.unacked(), self.una, self.nxt);
             return None;
         }
+        let new = Unsent { len: unsent, fin, size, room, quota, released };
         if unsent > size || unsent > room || fin || !self.scoreboard.is_empty() {
-            return self.next_of_several(at, unsent, room, offload);
+            return self.next_of_several(at, &new, offload);
         }
         // A message that is one segment, with nothing in flight: pacing and both windows admit it.
-        let waits = !released && !self.may_send_small(self.nxt + unsent, unsent % size);
-        let len = if waits { 0 } else { self.fit(self.nxt, unsent, size) };
+        let len = if self.is_end_held(&new) { 0 } else { self.fit(self.nxt, unsent, size) };
         let message = (len > 0).then(|| self.new_data(len, size, TransmissionKind::New));
-        debug_assert_eq!(message, self.next_of_several(at, unsent, room, offload));
+        debug_assert_eq!(message, self.next_of_several(at, &new, offload));
         message
     }
 
     /// As much new data as pacing and both windows admit.
-    fn next_of_several(&mut self, at: u64, unsent: u32, room: u32, offload: usize) -> Option<Transmission> {
-        let (size, quota) = (self.segment_size(), self.quota().max(u32::from(unsent == 0)));
-        let fin = self.fin && !self.is_fin_sent();
-        let released = self.probe == Some(Probe::Window);
+    fn next_of_several(&mut self, at: u64, new: &Unsent, offload: usize) -> Option<Transmission> {
+        let Unsent { len: unsent, size, room, quota, .. } = *new;
         let rate = self.pace();
         if rate.is_some() && !self.scoreboard.is_empty() && self.pacing.must_wait(at, self.initial_window()) {
             return None;
@@ -243,7 +260,7 @@ impl<C: Carrier> Sender<C> {
         let mut len = unsent.min(most).min(room);
         if len < unsent {
             len = if len > size { len / size * size } else { len };
-        } else if !fin && !released && !self.may_send_small(self.nxt + unsent, unsent % size) {
+        } else if self.is_end_held(new) {
             len -= unsent % size;
         }
         if len == 0 && unsent > 0 {
@@ -253,6 +270,12 @@ impl<C: Carrier> Sender<C> {
             len = self.fit(self.nxt, len, size);
         }
         Some(self.new_data(len, size, TransmissionKind::New))
+    }
+
+    /// Whether the last segment of what is unsent is small, and must not be sent now.
+    #[inline]
+    fn is_end_held(&self, new: &Unsent) -> bool {
+        !new.fin && !new.released && !self.may_send_small(self.nxt + new.len, new.len % new.size)
     }
 
     /// Whether a small segment of `small` bytes that ends at `end` may be sent now: Nagle's

@@ -88,6 +88,8 @@ mod testing;
 mod tx;
 #[cfg(all(test, not(loom)))]
 mod tx_groups;
+#[cfg(all(test, not(loom)))]
+mod tx_room;
 mod umem;
 mod umem_memory;
 mod wait_set;

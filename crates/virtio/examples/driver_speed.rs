@@ -38,8 +38,8 @@ impl<const PASS: bool> Handler<PeerShared> for Look<PASS> {
     }
 }
 
-/// Reads 16 bytes of each frame of a group. Then (`TAKE`) takes its page and drops it in line, or
-/// leaves the frame.
+/// Reads 16 bytes of each frame of a group. Then removes its page and drops that in line (`TAKE`),
+/// or leaves the page in the frame.
 struct LookAtGroups<const TAKE: bool>(u64);
 
 impl<const TAKE: bool> Handler<PeerShared> for LookAtGroups<TAKE> {

@@ -327,19 +327,12 @@ impl<M: UmemMemory> XskTx<M> {
         Ok(())
     }
 
-    /// Learns of the places that the kernel has made free, as far as the accounts allow to use them.
+    /// Whether as many places are free as the accounts allow to use. Reads the kernel's index if
+    /// fewer are known.
     #[inline]
-    fn find_room(&mut self) -> Result<(), Fault> {
+    fn has_all_room(&mut self) -> Result<bool, Fault> {
         let most = self.limit - self.out.total();
-        self.is_behind = self.tx.free(most)? < most;
-        Ok(())
-    }
-
-    /// Whether the kernel's index was behind, and is not any more. The next
-    /// [`complete`](TxQueue::complete) reports it.
-    fn has_caught_up(&mut self) -> bool {
-        let most = self.limit - self.out.total();
-        self.is_behind && self.tx.free(most).map_or(true, |free| free >= most)
+        Ok(self.tx.free(most)? >= most)
     }
 
     /// Handles that descriptors are out, and none has completed.
@@ -419,7 +412,7 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
         let mut done = 0;
         let was_behind = self.is_behind;
-        let outcome = self.reap(&mut done).and_then(|()| self.find_room());
+        let outcome = self.reap(&mut done).and_then(|()| self.has_all_room());
         if done > 0 {
             self.stats.completed += u64::from(done);
             self.waiting = None;
@@ -431,7 +424,8 @@ impl<M: UmemMemory> TxQueue for XskTx<M> {
         }
         match outcome {
             Err(fault) => self.stop(fault),
-            Ok(()) => {
+            Ok(has_all_room) => {
+                self.is_behind = !has_all_room;
                 if done == 0 && self.out.total() > 0 {
                     self.wait_for_completions();
                 }
@@ -467,7 +461,8 @@ impl<M: UmemMemory> Wait for XskTx<M> {
         }
         let checked = self.check();
         let completed = self.completion.available(1).map_or(true, |n| n > 0);
-        if checked.is_ok() && !self.kick_pending && !completed && !self.has_caught_up() {
+        let has_caught_up = self.is_behind && self.has_all_room().unwrap_or(true);
+        if checked.is_ok() && !self.kick_pending && !completed && !has_caught_up {
             return Ok(Armed::Waits);
         }
         self.disarm();

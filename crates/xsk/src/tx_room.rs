@@ -38,8 +38,8 @@ fn a_refusal_has_its_reason_until_the_queue_is_completed() {
     assert_eq!((stats.full, stats.completed), (3, 48));
 }
 
-/// Who asks before each packet whether the queue can send it, is told of all the places that the
-/// kernel has made free: an adapter for checksums does so.
+/// `sendable`, called before each packet, reports all places that the kernel has made free. The
+/// adapter for checksums calls it so.
 #[test]
 fn room_is_known_before_a_packet_is_sent() {
     let mut fake = fake();

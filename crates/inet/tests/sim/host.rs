@@ -226,7 +226,7 @@ struct Device<'h> {
     rng: &'h mut Rng,
     posted: &'h mut Vec<Entry>,
     out: &'h mut Vec<Vec<u8>>,
-    /// The segments that it accepted, each as many bytes as it says.
+    /// The segments that it accepted, each with its length.
     sent: Vec<Sent>,
     now: Time,
 }

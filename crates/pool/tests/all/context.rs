@@ -262,8 +262,8 @@ fn reborrowed_contexts_that_are_exchanged() {
     assert_eq!((remote_frees(outer), remote_frees(inner)), (0, 0), "all drops were in their pool's context");
 }
 
-/// User code panics while it takes pages from the array cache in bulk: what was not taken stays with
-/// the cache.
+/// User code panics in the middle of a bulk allocation: the pages behind the panic stay in the
+/// array cache.
 #[test]
 fn cached_pages_after_a_panic() {
     let region = RegionOptions::new(256).huge_pages(false).populate(false).build::<Private>().unwrap();

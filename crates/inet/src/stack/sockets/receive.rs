@@ -215,8 +215,8 @@ impl<M: Mapped> TcpStream<M> {
     }
 
     /// The next payload, of which up to `most` bytes are copied out. `None`: the peer sends no
-    /// more. The caller drops it, when the tables are not borrowed: the payload's drop may run code of
-    /// the user.
+    /// more. The caller drops it after the borrow of the tables has ended, because the payload's
+    /// drop may call user code.
     fn recv_to_copy(&self, most: usize) -> Result<Option<Held<Frag<M>>>, SocketError> {
         let Core { tcp, resources, .. } = &mut *self.core.borrow_mut();
         if let Some(is_at_end) = tcp.connections.idle_end(self.id) {

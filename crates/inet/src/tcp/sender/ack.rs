@@ -134,8 +134,8 @@ impl<C: Carrier> Sender<C> {
         self.settle_ack();
     }
 
-    /// Whether `ack` acknowledges all that was sent, and that is one range, which was sent once. FIN
-    /// is not queued: the connection is established.
+    /// Whether `ack` acknowledges all that was sent, and that is one range, which was sent once.
+    /// FIN is not queued: the connection is established.
     #[inline]
     pub(in crate::tcp) fn is_answered_by(&self, ack: Seq) -> bool {
         ack == self.nxt && self.scoreboard.is_one_original()

@@ -114,8 +114,8 @@ impl Scoreboard {
         front.is_some_and(|range| !(range.ever_retransmitted || range.lost || range.sacked))
     }
 
-    /// Removes the only range, which [was sent once](Self::is_one_original). The numbers before `to`
-    /// are acknowledged.
+    /// Removes the only range, which [was sent once](Self::is_one_original). The numbers before
+    /// `to` are acknowledged.
     #[inline]
     pub(super) fn pop_all(&mut self, to: Seq) -> Option<Range> {
         debug_assert!(self.is_one_original());
